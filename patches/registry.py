@@ -9,6 +9,9 @@ reachable from its target.
 their module is loaded by then; modules loaded later read the patched name. Not rebound are copies
 in class bodies, default arguments, dictionaries and partials: a seam whose consumer keeps such a
 copy must target the copy. Names that are None or constants cannot be wrapped: kind `set`.
+
+Several seams of kind `subclass` on one class make one subclass of it. It keeps the class's name,
+which SGLang compares, and classes that are already derived from the original derive from it.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from __future__ import annotations
 import inspect
 import pkgutil
 import re
+import types
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -33,12 +37,16 @@ _installed: list[Seam] = []
 
 @dataclass(frozen=True)
 class SeamCheck:
-    """Compare a seam's target with what the seam expects. ok: `found` is `expected`."""
+    """Compare a seam's target with what the seam expects. ok: `found` is `expected`.
+
+    place: what was compared: the target, or the method of it that is not as expected.
+    """
 
     seam: Seam
     ok: bool
     expected: str
     found: str
+    place: str
 
 
 def bare_signature(target: Any) -> str:
@@ -61,28 +69,73 @@ def bare_repr(value: Any) -> str:
 
 
 def check_seam(seam: Seam) -> SeamCheck:
-    """Compare the object at `seam.target` with the seam's signature or representation."""
-    expected = seam.signature if seam.signature is not None else seam.expected_repr
-    if expected is None:
-        return SeamCheck(seam, False, "a signature or expected_repr", "a seam that states neither")
+    """Compare the object at `seam.target` with what the seam states of it."""
+    stated = stated_of(seam)
+    if not stated:
+        expected = "a signature or expected_repr"
+        return SeamCheck(seam, False, expected, "a seam that states neither", seam.target)
     try:
         target = pkgutil.resolve_name(seam.target)
     except Exception as error:  # importing the target's module runs code that is not ours
-        return SeamCheck(seam, False, expected, f"nothing ({type(error).__name__}: {error})")
-    if seam.signature is None:
-        found = bare_repr(target)
-        return SeamCheck(seam, found == expected, expected, found)
+        found = f"nothing ({type(error).__name__}: {error})"
+        return SeamCheck(seam, False, expectation(seam), found, seam.target)
+    if seam.kind == "subclass" and not isinstance(target, type):
+        return SeamCheck(seam, False, "a class", bare_repr(target), seam.target)
+    for name, expected in stated.items():
+        found = _found(seam, target, name)
+        if found != expected:
+            place = f"{seam.target}.{name}" if name else seam.target
+            return SeamCheck(seam, False, expected, found, place)
+    return SeamCheck(seam, True, expectation(seam), expectation(seam), seam.target)
+
+
+def stated_of(seam: Seam) -> dict[str, str]:
+    """Return what a seam states: attribute of the target -> its signature or representation.
+
+    The target itself is "". For `subclass` these are the methods and flags that the hook overrides.
+    """
+    if seam.kind != "subclass":
+        stated = seam.expected_repr if _is_value(seam, "") else seam.signature
+        return {} if stated is None else {"": stated}
+    own = inspect.get_annotations(seam.hook)
+    overrides = [
+        name
+        for name in vars(seam.hook)
+        if name not in own and (name == "__init__" or not name.startswith("__"))
+    ]
+    return {
+        name: repr(not value) if _is_value(seam, name) else bare_signature(value)
+        for name, value in ((name, getattr(seam.hook, name)) for name in overrides)
+    }
+
+
+def expectation(seam: Seam) -> str:
+    """Return what a seam states of its target, in one line."""
+    return "; ".join(f"{name} {text}".lstrip() for name, text in stated_of(seam).items())
+
+
+def _is_value(seam: Seam, name: str) -> bool:
+    """Return whether an attribute is compared by its representation, not by its signature."""
+    return seam.kind == "set" or isinstance(vars(seam.hook).get(name) if name else None, bool)
+
+
+def _found(seam: Seam, target: Any, name: str) -> str:
+    """Describe the target, or its attribute of that name, as `stated_of` does."""
+    if name and not hasattr(target, name):
+        return "nothing"
+    there = getattr(target, name) if name else target
+    if _is_value(seam, name):
+        return bare_repr(there)
     try:
-        found = bare_signature(target)
+        return bare_signature(there)
     except (TypeError, ValueError):
-        return SeamCheck(seam, False, expected, f"no signature: {bare_repr(target)}")
-    return SeamCheck(seam, found == expected, expected, found)
+        return f"no signature: {bare_repr(there)}"
 
 
 def mismatch(check: SeamCheck) -> str:
     """Describe a failed check in one line: the target, what is expected there, what was found."""
     return (
-        f"seam {check.seam.name}: {check.seam.target} should be {check.expected} but is "
+        f"seam {check.seam.name}: {check.place} should be {check.expected} but is "
         f"{check.found}; {WHAT_TO_DO}"
     )
 
@@ -106,13 +159,37 @@ def install(seams: Iterable[Seam], *, device: str) -> None:
         check = check_seam(seam)
         if not check.ok:
             raise DSparkError(mismatch(check))
-    for seam in chosen:
-        if seam.kind == "set":
-            owner, attribute = _owner(seam.target)
-            setattr(owner, attribute, seam.hook)
+    for target, hook, kind in _hooks(chosen):
+        if kind == "set":
+            owner, attribute = _owner(target)
+            setattr(owner, attribute, hook)
         else:
-            upstream.HookRegistry.register(seam.target, seam.hook, upstream.HookType(seam.kind))
+            upstream.HookRegistry.register(target, hook, upstream.HookType(kind))
     _installed.extend(chosen)
+
+
+def _hooks(seams: list[Seam]) -> Iterator[tuple[str, Any, str]]:
+    """Yield target, hook and kind for `HookRegistry`: the subclasses of a class as one."""
+    overrides: dict[str, list[type]] = {}
+    for seam in seams:
+        if seam.kind == "subclass":
+            overrides.setdefault(seam.target, []).insert(0, seam.hook)  # the last one is outermost
+        else:
+            yield seam.target, seam.hook, seam.kind
+    for target, hooks in overrides.items():
+        base = pkgutil.resolve_name(target)
+        derived, ours = base.__subclasses__(), derive(base, *hooks)
+        for each in derived:
+            each.__bases__ = tuple(ours if parent is base else parent for parent in each.__bases__)
+        yield target, ours, "replace"
+
+
+def derive(base: type, *hooks: type) -> type:
+    """Return a class with the hooks' methods over those of `base`, under the name of `base`."""
+    ours = types.new_class(base.__name__, (*hooks, base))
+    for name in ("__module__", "__qualname__", "__doc__"):
+        setattr(ours, name, getattr(base, name))
+    return ours
 
 
 def verify() -> None:
@@ -131,6 +208,8 @@ def took(seam: Seam) -> bool:
     current = getattr(owner, attribute, None)
     if isinstance(owner, type):
         current = inspect.getattr_static(owner, attribute, None)
+    if seam.kind == "subclass":
+        return isinstance(current, type) and issubclass(current, seam.hook)
     if seam.kind == "set" or isinstance(seam.hook, type):
         return current is seam.hook
     return any(seam.hook is part for part in _wrapper_parts(current))

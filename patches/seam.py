@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-Kind = Literal["before", "after", "around", "replace", "set"]
+Kind = Literal["before", "after", "around", "replace", "set", "subclass"]
+# Base of a `subclass` hook. SGLang's class takes its place when the hook is installed.
+Upstream: Any = object
 
 
 @dataclass(frozen=True)
@@ -16,10 +17,13 @@ class Seam:
     name: short id, shown by `dspark doctor` (`cpu-row-argmax`).
     target: dotted path of the attribute as its consumer sees it.
     kind: `before`, `after`, `around`, `replace` as in SGLang's HookRegistry; `set` assigns `hook`
-        itself, for names that are None or a constant on this device and cannot be wrapped.
-    hook: the callable or value put there, in the calling convention of `kind`.
+        itself, for names that are None or a constant on this device and cannot be wrapped;
+        `subclass` puts a class derived from `hook` and upstream's class in its place.
+    hook: the callable or value put there, in the calling convention of `kind`. For `subclass` a
+        class with upstream's methods: their own signatures state what upstream's have to be, and
+        `super()` calls upstream's. A flag overrides its opposite; annotated attributes are new.
     signature: `str(inspect.signature(target))` with annotations removed, in the supported version;
-        None only for `set`.
+        None only for `set` and `subclass`.
     expected_repr: `repr(target)` without addresses, for `set`.
     why: one sentence on what breaks or is missing without it.
     device: `cpu` seams are installed only where our CPU platform is active, `cuda` seams only where
@@ -33,7 +37,7 @@ class Seam:
     name: str
     target: str
     kind: Kind
-    hook: Callable[..., Any] | Any
+    hook: Any
     why: str
     signature: str | None = None
     expected_repr: str | None = None

@@ -51,7 +51,7 @@ def _seam_report(seam: Seam, check: SeamCheck | None, state: str) -> SeamReport:
         target=seam.target,
         kind=seam.kind,
         device=seam.device,
-        expected=str(seam.signature or seam.expected_repr),
+        expected=registry.expectation(seam),
         found=check.found if check else "not looked at",
         signature_ok=check.ok if check else True,
         state="not installed" if state == "pending" else state,

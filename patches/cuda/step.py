@@ -1,6 +1,6 @@
-"""Attach our decode step, draft steps and accept rule to a DSPARK worker on a GPU.
+"""Run our draft steps and accept rule in the graphs of a DSPARK worker on a GPU.
 
-Upstream: sglang/srt/speculative/dspark_components/{dspark_worker_v2,dspark_verify,dspark_draft}.py.
+Upstream: sglang/srt/speculative/dspark_components/{dspark_verify,dspark_draft}.py.
 The tail of the draft's graph (dspark_draft_sampler.py) imports `draft_markov_block` by name. A
 vanilla head's steps in that graph stay SGLang's.
 """
@@ -11,13 +11,6 @@ from collections.abc import Callable
 from typing import Any
 
 from sglang_dspark.patches.seam import Seam
-
-
-def attach_step(result: None, worker: Any) -> None:
-    """AFTER hook of `init_cuda_graphs`: put our step on a worker with models, pools and graphs."""
-    from sglang_dspark.backends.cuda.attach import attach
-
-    attach(worker)
 
 
 def accept_in_graph(original: Callable[..., Any], epilogue: Any, **given: Any) -> Any:
@@ -35,16 +28,6 @@ def draft_markov_block(original: Callable[..., Any], **block: Any) -> Any:
 
 
 SEAMS = (
-    Seam(
-        name="cuda-step-attach",
-        target="sglang.srt.speculative.dspark_components.dspark_worker_v2.DSparkWorkerV2."
-        "init_cuda_graphs",
-        kind="after",
-        hook=attach_step,
-        signature="(self)",
-        why="step times are measured, and the step is put in place, before the first request",
-        device="cuda",
-    ),
     Seam(
         name="cuda-graph-accept",
         target="sglang.srt.speculative.dspark_components.dspark_verify.DsparkVerifyEpilogue."

@@ -1,59 +1,74 @@
 """Run our decode step in a DSPARK worker: plan, draft or skip drafting, verify, learn from results.
 
 Upstream: sglang/srt/speculative/dspark_components/dspark_worker_v2.py and dspark_planner.py, and
-sglang/srt/managers/scheduler_components/batch_result_processor.py. Without a `StepState` on the
-worker all of them run upstream's code; patches/cpu/step.py and patches/cuda/step.py put it there.
+sglang/srt/managers/scheduler_components/batch_result_processor.py. Without a `StepState` a worker
+runs upstream's step.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
-from sglang_dspark.patches.seam import Seam
-from sglang_dspark.step.state import state_of
+from sglang_dspark.patches.seam import Seam, Upstream
+from sglang_dspark.serving.startup import active_device
+from sglang_dspark.step.state import StepState, state_of
 
 
-def planner_of(original: Callable[[Any], Any], worker: Any) -> Any:
-    """AROUND hook of `get_confidence_budget_prepare`: return the function that plans a step."""
-    state = state_of(worker)
-    if state is None:
-        return original(worker)
-    from sglang_dspark.step.plan import plan_ahead
+class DSparkWorker(Upstream):
+    """Upstream's worker with our step. dspark_step: set before the first request, if it is ours."""
 
-    return lambda batch, future_map: plan_ahead(state, batch)
+    dspark_step: StepState | None = None
 
+    def init_cuda_graphs(self) -> None:
+        """Attach our step to the ready worker: this is the last stage of its start."""
+        super().init_cuda_graphs()
+        device = active_device()
+        if device == "cpu":
+            from sglang_dspark.backends.cpu.attach import attach
 
-def forward_decode(
-    original: Callable[..., Any],
-    worker: Any,
-    batch: Any,
-    on_publish: Any,
-    grammar_barrier: Any = None,
-    coordination_plan: Any = None,
-) -> Any:
-    """AROUND hook of `_forward_decode`: run our step, or upstream's on a rank without requests."""
-    state = state_of(worker)
-    if state is None or batch.spec_info is None or batch.forward_mode.is_idle():
-        return original(worker, batch, on_publish, grammar_barrier, coordination_plan)
-    from sglang_dspark.step.decode import decode
+            self.dspark_step = attach(self)
+        elif device == "cuda":
+            from sglang_dspark.backends.cuda.attach import attach as attach_if_supported
 
-    return decode(state, batch, on_publish, grammar_barrier)
+            self.dspark_step = attach_if_supported(self)
 
+    def get_confidence_budget_prepare(self) -> Any:
+        """Return the function that plans a step, which runs before the step is launched."""
+        state = self.dspark_step
+        if state is None:
+            return super().get_confidence_budget_prepare()
+        from sglang_dspark.step.plan import plan_ahead
 
-def note_prefill(original: Callable[..., Any], worker: Any, batch: Any, *args: Any) -> Any:
-    """AROUND hook of `_forward_prefill`: draw first tokens by the requests' seeds.
+        return lambda batch, future_map: plan_ahead(state, batch)
 
-    The decode step before it gets no step time: it waited for the prefill.
-    """
-    state = state_of(worker)
-    if state is None:
-        return original(worker, batch, *args)
-    from sglang_dspark.step.seeds import seeded_prefill
+    def _forward_decode(
+        self,
+        batch: Any,
+        on_publish: Any,
+        grammar_barrier: Any = None,
+        coordination_plan: Any = None,
+    ) -> Any:
+        """Run our step, or upstream's on a rank without requests."""
+        state = self.dspark_step
+        if state is None or batch.spec_info is None or batch.forward_mode.is_idle():
+            return super()._forward_decode(batch, on_publish, grammar_barrier, coordination_plan)
+        from sglang_dspark.step.decode import decode
 
-    state.engine.interrupted()
-    with seeded_prefill(batch):
-        return original(worker, batch, *args)
+        return decode(state, batch, on_publish, grammar_barrier)
+
+    def _forward_prefill(self, batch: Any, on_publish: Any, pp_proxy_tensors: Any = None) -> Any:
+        """Draw first tokens by the requests' seeds.
+
+        The decode step before it gets no step time: it waited for the prefill.
+        """
+        state = self.dspark_step
+        if state is None:
+            return super()._forward_prefill(batch, on_publish, pp_proxy_tensors)
+        from sglang_dspark.step.seeds import seeded_prefill
+
+        state.engine.interrupted()
+        with seeded_prefill(batch):
+            return super()._forward_prefill(batch, on_publish, pp_proxy_tensors)
 
 
 def process_decode(result: None, processor: Any, batch: Any, step: Any) -> None:
@@ -65,33 +80,14 @@ def process_decode(result: None, processor: Any, batch: Any, step: Any) -> None:
         learn(state, batch, step)
 
 
-_WORKER = "sglang.srt.speculative.dspark_components.dspark_worker_v2.DSparkWorkerV2"
-
 SEAMS = (
     Seam(
-        name="step-plan",
-        target=f"{_WORKER}.get_confidence_budget_prepare",
-        kind="around",
-        hook=planner_of,
-        signature="(self)",
-        why="upstream finds K per rank, from a table that was measured by hand",
-    ),
-    Seam(
-        name="step-decode",
-        target=f"{_WORKER}._forward_decode",
-        kind="around",
-        hook=forward_decode,
-        signature="(self, batch, on_publish, grammar_barrier=None, coordination_plan=None)",
-        why="upstream drafts in every step, gamma deep, and admits by K and lengths of its own",
-    ),
-    Seam(
-        name="step-prefill",
-        target=f"{_WORKER}._forward_prefill",
-        kind="around",
-        hook=note_prefill,
-        signature="(self, batch, on_publish, pp_proxy_tensors=None)",
-        why="a decode step that waited for a prefill must not count as slow; first tokens have "
-        "seeds too",
+        name="step-worker",
+        target="sglang.srt.speculative.dspark_components.dspark_worker_v2.DSparkWorkerV2",
+        kind="subclass",
+        hook=DSparkWorker,
+        why="upstream drafts in every step, gamma deep, and finds K per rank, from a table that "
+        "was measured by hand",
     ),
     Seam(
         name="step-result",

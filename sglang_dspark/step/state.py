@@ -1,4 +1,4 @@
-"""Keep the state of a worker that we schedule: one typed object, in one attribute."""
+"""Keep the state of a worker that we schedule: one typed object."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from sglang_dspark.step.ranks import Ranks
 
 logger = logging.getLogger(__name__)
 
-STATE = "dspark_step"  # attribute of upstream's DSparkWorkerV2
 LONGEST_REST = 512  # steps: with a drafter that always fails, one step in 513 tries it
 
 
@@ -76,5 +75,5 @@ class StepState:
 
 def state_of(worker: Any) -> StepState | None:
     """Return the state of a worker that we schedule; None for any other."""
-    found: StepState | None = getattr(worker, "__dict__", {}).get(STATE)
-    return found
+    state: StepState | None = getattr(worker, "dspark_step", None)
+    return state

@@ -31,6 +31,12 @@ class Worker:
     @classmethod
     def make(cls, n=0):
         return (cls.__name__, n)
+
+class Packed(Worker):
+    fast = False
+
+    def pack(self, n):
+        return self.step(n)
 """
 CONSUMER = """
 from toy_upstream import add

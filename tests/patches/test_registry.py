@@ -11,7 +11,7 @@ from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.patches import registry
-from sglang_dspark.patches.seam import Seam
+from sglang_dspark.patches.seam import Seam, Upstream
 from sglang_dspark.serving import startup
 
 
@@ -52,6 +52,118 @@ def test_class_replacement(upstream: types.ModuleType) -> None:
 
     put(seam("Worker", "replace", Other, "()"))
     assert upstream.Worker is Other
+
+
+class Doubled(Upstream):
+    """Overrides of `toy_upstream.Worker`."""
+
+    doubled: int = 0  # new
+
+    def step(self, n: int) -> int:
+        self.doubled += 1
+        return 2 * super().step(n)
+
+
+class Louder(Upstream):
+    """Another seam's overrides of the same class, put over the first ones."""
+
+    def step(self, n: int) -> int:
+        return super().step(n) + 1
+
+    @staticmethod
+    def name(prefix: str = "w") -> str:
+        return prefix.upper() + "ORKER"
+
+
+def test_subclasses_of_one_class_become_one(upstream: types.ModuleType) -> None:
+    original, derived = upstream.Worker, upstream.Packed()
+    first, second = (seam("Worker", "subclass", hook) for hook in (Doubled, Louder))
+    put(first, second)
+    worker = upstream.Worker()
+    assert worker.step(1) == 2 * 11 + 1
+    assert worker.doubled == 1
+    assert worker.name() == "WORKER"
+    assert upstream.Worker.__name__ == original.__name__ == "Worker"
+    assert isinstance(worker, original)
+    assert registry.state_of(first, device="cpu") == "installed"
+    upstream.Worker = type("Rival", (original,), {})
+    assert registry.state_of(second, device="cpu") == "mismatch"
+    assert derived.pack(1) == 2 * 11 + 1  # a class that was derived before
+
+
+def test_a_hook_on_a_method_of_a_subclass_takes(upstream: types.ModuleType) -> None:
+    put(
+        seam("Worker.step", "after", lambda result, self, n: -result, "(self, n)"),
+        seam("Worker", "subclass", Doubled),
+    )
+    assert upstream.Worker().step(1) == -22
+
+
+class Fast(Upstream):
+    """A flag that upstream has as False."""
+
+    fast = True
+
+
+class Slow(Upstream):
+    """A flag as upstream has it."""
+
+    fast = False
+
+
+class Faster(Upstream):
+    """A flag that upstream has not."""
+
+    faster = True
+
+
+class Gone(Upstream):
+    """A method that upstream has not."""
+
+    def leap(self, n: int) -> int:
+        return n
+
+
+class Renamed(Upstream):
+    """A method whose argument upstream calls otherwise."""
+
+    def pack(self, count: int) -> int:
+        return count
+
+
+class Bound(Upstream):
+    """A method that is static upstream."""
+
+    def name(self, prefix: str = "w") -> str:
+        return prefix
+
+
+def test_a_flag_overrides_its_opposite(upstream: types.ModuleType) -> None:
+    fast = seam("Packed", "subclass", Fast)
+    assert registry.expectation(fast) == "fast False"
+    put(fast)
+    assert upstream.Packed().fast
+
+
+@pytest.mark.parametrize(
+    ("target", "hook", "says"),
+    [
+        ("Packed", Slow, "toy_upstream.Packed.fast should be True but is False"),
+        ("Packed", Faster, "toy_upstream.Packed.faster should be False but is nothing"),
+        ("Packed", Gone, "toy_upstream.Packed.leap should be (self, n) but is nothing"),
+        ("Packed", Renamed, "toy_upstream.Packed.pack should be (self, count) but is (self, n)"),
+        ("Packed", Bound, "Packed.name should be (self, prefix='w') but is (prefix='w')"),
+        ("add", Gone, "toy_upstream.add should be a class but is <function add>"),
+        ("Missing", Gone, "toy_upstream.Missing should be leap (self, n) but is nothing (Attr"),
+    ],
+)
+def test_an_override_of_another_signature_is_named(
+    upstream: types.ModuleType, target: str, hook: type, says: str
+) -> None:
+    with pytest.raises(DSparkError) as raised:
+        registry.install([seam(target, "subclass", hook)], device="cpu")
+    assert says in str(raised.value)
+    assert not HookRegistry._hooks
 
 
 def test_by_value_importers_follow_but_copies_in_containers_do_not(

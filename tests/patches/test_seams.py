@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import sglang_dspark.patches as patches
+from sglang_dspark.patches import registry
 from sglang_dspark.patches.seam import Seam
 
 SEAMS = patches.all_seams()
@@ -59,8 +60,10 @@ def test_names_are_unique() -> None:
 
 @pytest.mark.parametrize("seam", SEAMS, ids=lambda seam: seam.name)
 def test_a_seam_names_its_signature_and_reason(seam: Seam) -> None:
-    assert (seam.signature is None) == (seam.expected_repr is not None)
-    assert seam.kind == "set" or seam.signature is not None
+    stated_by = (seam.signature, seam.expected_repr, seam.kind == "subclass" or None)
+    assert len([each for each in stated_by if each is not None]) == 1
+    assert (seam.kind == "set") == (seam.expected_repr is not None)
+    assert registry.stated_of(seam)
     assert len(seam.why.split()) >= 5
     assert seam.target.startswith(("sglang.", "torch.", "fastapi."))  # the parts of a server
 

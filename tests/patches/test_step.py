@@ -1,4 +1,4 @@
-"""Test the seams of a step: they use a worker's state if it has one; else upstream's code runs."""
+"""Test our worker over a fake of upstream's: with a state it runs our step, else upstream's."""
 
 from __future__ import annotations
 
@@ -9,20 +9,36 @@ import pytest
 
 pytest.importorskip("sglang")
 
+from sglang_dspark.patches import registry
 from sglang_dspark.patches.step import worker as seams
 from sglang_dspark.step import decode, plan
-from sglang_dspark.step.state import STATE
 
 Calls = list[Any]
 
 
-def worker_with_state() -> tuple[Any, Calls]:
-    """Make an upstream worker whose engine records its calls."""
-    calls: Calls = []
-    engine = SimpleNamespace(interrupted=lambda: calls.append("interrupted"))
-    worker = SimpleNamespace()
-    worker.__dict__[STATE] = SimpleNamespace(worker=worker, engine=engine)
-    return worker, calls
+class Theirs:
+    """Upstream's worker: each method returns its name and arguments."""
+
+    def init_cuda_graphs(self) -> None:
+        self.captured = True
+
+    def get_confidence_budget_prepare(self) -> str:
+        return "theirs"
+
+    def _forward_decode(self, *given: Any) -> tuple[str, tuple[Any, ...]]:
+        return "theirs", given
+
+    def _forward_prefill(self, *given: Any) -> tuple[str, tuple[Any, ...]]:
+        return "theirs", given
+
+
+def new_worker(*, calls: Calls | None = None) -> Any:
+    """Make a worker. calls: it has a state, whose engine records its calls there."""
+    worker = registry.derive(Theirs, seams.DSparkWorker)()
+    if calls is not None:
+        engine = SimpleNamespace(interrupted=lambda: calls.append("interrupted"))
+        worker.dspark_step = SimpleNamespace(worker=worker, engine=engine)  # type: ignore[attr-defined]
+    return worker
 
 
 def batch_of(*, idle: bool = False) -> Any:
@@ -30,41 +46,49 @@ def batch_of(*, idle: bool = False) -> Any:
     return SimpleNamespace(forward_mode=mode, spec_info=object())
 
 
-def theirs(*arguments: Any) -> tuple[str, tuple[Any, ...]]:
-    return "theirs", arguments
-
-
 def test_without_a_state_upstream_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plan, "learn", lambda *_: pytest.fail("nothing to learn here"))
-    alone, batch = SimpleNamespace(), batch_of()
-    assert seams.planner_of(theirs, alone) == ("theirs", (alone,))
-    assert seams.note_prefill(theirs, alone, batch, 1) == ("theirs", (alone, batch, 1))
-    asked = (alone, batch, None, None, None)
-    assert seams.forward_decode(theirs, *asked) == ("theirs", asked)
-    seams.process_decode(None, SimpleNamespace(model_worker=alone), batch, object())
+    alone, batch = new_worker(), batch_of()
+    assert alone.get_confidence_budget_prepare() == "theirs"
+    assert alone._forward_prefill(batch, 1) == ("theirs", (batch, 1, None))
+    assert alone._forward_decode(batch, 1) == ("theirs", (batch, 1, None, None))
+    for other in (alone, SimpleNamespace()):
+        seams.process_decode(None, SimpleNamespace(model_worker=other), batch, object())
+
+
+@pytest.mark.parametrize(("device", "state"), [("cpu", "cpu"), ("cuda", "cuda"), ("none", None)])
+def test_the_state_is_the_devices_once_upstream_is_ready(
+    monkeypatch: pytest.MonkeyPatch, device: str, state: str | None
+) -> None:
+    for each in ("cpu", "cuda"):
+        attach = f"sglang_dspark.backends.{each}.attach.attach"
+        monkeypatch.setattr(attach, lambda worker, each=each: worker.captured and each)
+    monkeypatch.setattr(seams, "active_device", lambda: device)
+    worker = new_worker()
+    worker.init_cuda_graphs()
+    assert worker.dspark_step == state
 
 
 def test_a_prefill_interrupts_and_runs() -> None:
-    worker, calls = worker_with_state()
-    assert seams.note_prefill(theirs, worker, SimpleNamespace(sampling_info=None))[0] == "theirs"
+    calls: Calls = []
+    worker = new_worker(calls=calls)
+    assert worker._forward_prefill(SimpleNamespace(sampling_info=None), None)[0] == "theirs"
     assert calls == ["interrupted"]
 
 
 def test_decode_steps_are_ours_unless_the_rank_is_idle(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decode, "decode", lambda *arguments: ("ours", arguments))
-    worker, _ = worker_with_state()
-    batch = batch_of()
-    ours = seams.forward_decode(theirs, worker, batch, "publish", "grammar")
-    assert ours == ("ours", (worker.__dict__[STATE], batch, "publish", "grammar"))
-    assert seams.forward_decode(theirs, worker, batch_of(idle=True), None)[0] == "theirs"
+    worker, batch = new_worker(calls=[]), batch_of()
+    ours = worker._forward_decode(batch, "publish", "grammar")
+    assert ours == ("ours", (worker.dspark_step, batch, "publish", "grammar"))
+    assert worker._forward_decode(batch_of(idle=True), None)[0] == "theirs"
 
 
 def test_plans_and_results_go_to_the_state(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: Calls = []
     monkeypatch.setattr(plan, "plan_ahead", lambda *arguments: seen.append(arguments))
     monkeypatch.setattr(plan, "learn", lambda *arguments: seen.append(arguments))
-    worker, _ = worker_with_state()
-    state = worker.__dict__[STATE]
-    seams.planner_of(theirs, worker)("batch", "future map")
+    worker = new_worker(calls=[])
+    worker.get_confidence_budget_prepare()("batch", "future map")
     seams.process_decode(None, SimpleNamespace(model_worker=worker), "batch", "result")
-    assert seen == [(state, "batch"), (state, "batch", "result")]
+    assert seen == [(worker.dspark_step, "batch"), (worker.dspark_step, "batch", "result")]

@@ -110,15 +110,18 @@ def _seams_of(module: str) -> tuple[Any, ...]:
 def _plant() -> None:
     """The planted clock in place of events, from the moment a worker is taken over."""
     from sglang_dspark.backends.cuda import attach
+    from sglang_dspark.patches.step import worker as patched
 
     take_over = attach.take_over
 
-    def planted(worker: Any, clock: Any) -> None:
+    def planted(worker: Any, clock: Any) -> Any:
         world = PlantedClock()
         _moves(worker, world)
-        take_over(worker, world)
-        _record(worker)
+        state = take_over(worker, world)
+        _record(worker, state)
+        return state
 
+    patched.active_device = lambda: "cuda"  # type: ignore[attr-defined]
     attach.take_over = planted
     attach.EventClock = PlantedClock  # type: ignore[misc,assignment]
 
@@ -145,13 +148,8 @@ def _moves(worker: Any, world: PlantedClock) -> None:
     target.forward_batch_generation, proposer.propose = passes, drafts
 
 
-def _record(worker: Any) -> None:
+def _record(worker: Any, state: Any) -> None:
     """Write down what each step knew when it was planned, and what came of it."""
-    from sglang_dspark.step.state import state_of
-
-    state = state_of(worker)
-    if state is None:
-        return
     rank = rank_here()
     path = Path(os.environ["DSPARK_REHEARSAL"]) / ("steps.jsonl" if not rank else f"{rank}.jsonl")
     if state.ranks.leads:

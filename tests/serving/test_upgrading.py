@@ -1,4 +1,4 @@
-"""An SGLang with ten planted changes: `dspark doctor` names each, and a server does not start."""
+"""An SGLang with eleven planted changes: `dspark doctor` names each, and no server starts."""
 
 from __future__ import annotations
 
@@ -34,6 +34,10 @@ FOUND = {  # the change -> what the doctor says of it
     "_cuda_graph_config_locked any more (used by patches/cuda/graph_sizes.py)",
     "another signature": "seam empty-stops: sglang.srt.sampling.sampling_params.SamplingParams."
     "normalize should be (self, tokenizer) but is (self, tokenizer, strict=False)",
+    "another signature of an overridden method": "seam step-worker: sglang.srt.speculative."
+    "dspark_components.dspark_worker_v2.DSparkWorkerV2._forward_prefill should be "
+    "(self, batch, on_publish, pp_proxy_tensors=None) but is (self, batch, on_publish, "
+    "pp_proxy_tensors=None, chunk=None)",
     "another body": "body changed: read sglang.srt.models.llama.LlamaMLP.forward again, which "
     "backends/cpu/csrc/layers.cpp re-implements",
 }
@@ -68,6 +72,12 @@ def changed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     mask.rename(mask.with_name("mask_capture.py"))
     mask.write_text('"""Moved to mask_capture.py."""\n')
     plant(package / DSPARK / "dspark_worker_v2.py", "_simulate_acc_greedy", "_simulates_greedy")
+    plant(
+        package / DSPARK / "dspark_worker_v2.py",
+        "pp_proxy_tensors: Optional[PPProxyTensors] = None,\n    ) -> GenerationBatchResult:\n"
+        "        if batch.forward_mode.is_idle():",
+        "pp_proxy_tensors=None, chunk=None):\n        if batch.forward_mode.is_idle():",
+    )
     plant(
         package / "srt/sampling/sampling_params.py",
         "def normalize(self, tokenizer)",

@@ -14,7 +14,6 @@ from sglang.srt.sampling.custom_logit_processor import (
 
 from sglang_dspark.patches.step.logit_processors import check_processor
 from sglang_dspark.step.rules import limits_of
-from sglang_dspark.step.state import STATE
 from tests.step.engine_scenario import GAMMA, Scenario
 
 
@@ -71,9 +70,7 @@ def test_where_nobody_may_have_a_draft_none_is_made_and_the_guard_keeps_its_mind
 
 
 def scheduler(*, dspark: bool = True, scheduled: bool = False) -> Any:
-    worker = SimpleNamespace()
-    if scheduled:
-        worker.__dict__[STATE] = SimpleNamespace()
+    worker = SimpleNamespace(dspark_step=SimpleNamespace() if scheduled else None)
     algorithm = SimpleNamespace(is_dspark=lambda: dspark)
     return SimpleNamespace(spec_algorithm=algorithm, model_worker=worker)
 

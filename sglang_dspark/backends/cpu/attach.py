@@ -32,14 +32,14 @@ from sglang_dspark.step.build import build, obstacle, profile_key, refuse_broken
 from sglang_dspark.step.drafter_fit import DrafterFit
 from sglang_dspark.step.engine_protocol import Engine, VerifyAll
 from sglang_dspark.step.ranks import Follower, engine_for, ranks_of
-from sglang_dspark.step.state import STATE, StepState
+from sglang_dspark.step.state import StepState
 from sglang_dspark.step.timing import HostClock
 
 logger = logging.getLogger(__name__)
 
 
-def attach(worker: Any) -> None:
-    """Profile, calibrate and take over; stop the server if our step cannot serve it."""
+def attach(worker: Any) -> StepState:
+    """Profile, calibrate and return the state of our step; stop the server if it cannot serve."""
     refuse_broken(worker)
     reason = _unserved(worker)
     if reason is not None:
@@ -63,7 +63,7 @@ def attach(worker: Any) -> None:
             Passes(worker, device, read),
             lambda passes: build(worker, passes, clock, key),
         )
-    worker.__dict__[STATE] = StepState(worker, engine, device, ranks)
+    return StepState(worker, engine, device, ranks)
 
 
 def _pool_rows(worker: Any) -> int:

@@ -20,7 +20,7 @@ from sglang_dspark.serving.profile import Passes
 from sglang_dspark.step.build import build, obstacle, profile_key, refuse_broken, verify_everything
 from sglang_dspark.step.engine import ScheduleEngine
 from sglang_dspark.step.ranks import engine_for, ranks_of
-from sglang_dspark.step.state import STATE, StepState
+from sglang_dspark.step.state import StepState
 from sglang_dspark.step.timing import Clock
 
 logger = logging.getLogger(__name__)
@@ -28,10 +28,10 @@ logger = logging.getLogger(__name__)
 NOT_FROM_ANCHOR = "the drafter does not predict from its anchor"
 
 
-def attach(worker: Any) -> None:
-    """Profile, calibrate and take the worker's steps over, or say in one line why not."""
+def attach(worker: Any) -> StepState | None:
+    """Profile, calibrate and return the state of our step; None, logged, where it cannot run."""
     if not worker._hosts_draft:
-        return
+        return None
     refuse_broken(worker)
     chosen = mode.choice()
     reason = chosen.reason if not chosen.ours else _obstacle(worker)
@@ -41,11 +41,12 @@ def attach(worker: Any) -> None:
         verify_everything(worker)
         logger.warning("sglang-dspark: every draft is verified: %s", reason)
     else:
-        take_over(worker, EventClock())
+        return take_over(worker, EventClock())
+    return None
 
 
-def take_over(worker: Any, clock: Clock) -> None:
-    """Schedule this worker's steps, timed by `clock`."""
+def take_over(worker: Any, clock: Clock) -> StepState:
+    """Return the state that schedules this worker's steps, timed by `clock`."""
     use_blockwise_rejection(worker)
     device, ranks = GraphDevice(worker, clock), ranks_of(worker)
     key = _key(worker, device)
@@ -63,7 +64,7 @@ def take_over(worker: Any, clock: Clock) -> None:
     slots = int(runner.req_to_token_pool.req_to_token.shape[0]) - 1  # row 0 is padding
     width = int(runner.model_config.vocab_size)
     state.counts.reserve(slots, width, torch.device(worker.device))
-    worker.__dict__[STATE] = state
+    return state
 
 
 def _free_cached(worker: Any) -> None:

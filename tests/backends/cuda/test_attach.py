@@ -17,7 +17,7 @@ from sglang_dspark.backends.cuda import attach
 from sglang_dspark.backends.cuda.device import EventClock
 from sglang_dspark.step.build import verify_everything
 from sglang_dspark.step.penalties import OutputCounts
-from sglang_dspark.step.state import state_of
+from sglang_dspark.step.state import StepState
 
 
 class Attention:
@@ -122,10 +122,10 @@ def test_what_the_profile_cached_is_freed_behind_it(
         req_to_token_pool=pool, model_config=SimpleNamespace(vocab_size=151_936)
     )
     worker: Any = SimpleNamespace(device=device, gamma=3, _proposer=None, model_runner=runner)
-    attach.take_over(worker, EventClock())
+    state = attach.take_over(worker, EventClock())
     assert done == (freed or ["profiled"])
     assert asked == [(48, 151_936, device)]
-    assert state_of(worker) is not None
+    assert isinstance(state, StepState)
 
 
 @pytest.mark.parametrize("graphs", [True, False])
@@ -170,12 +170,13 @@ def test_a_worker_is_scheduled_or_verifies_every_draft_or_is_left_alone(
         ("verify_everything", "all verified"),
         ("take_over", "taken over"),
     ):
-        monkeypatch.setattr(attach, name, lambda *_, _said=said: found.append(_said))
+        monkeypatch.setattr(attach, name, lambda *_, _said=said: found.append(_said) or _said)
     monkeypatch.setattr(attach, "_obstacle", lambda worker: why)
     chosen = SimpleNamespace(ours=ours, reason="as asked")
     monkeypatch.setattr(attach.mode, "choice", lambda: chosen)
     planner = SimpleNamespace(is_compact_mode=compact, mode_value="compact")
-    attach.attach(SimpleNamespace(_hosts_draft=hosts, _verify_planner=planner))  # type: ignore[arg-type]
+    state = attach.attach(SimpleNamespace(_hosts_draft=hosts, _verify_planner=planner))
+    assert state == ("taken over" if "taken over" in done else None)
     assert found == done
     lines = [record.getMessage() for record in caplog.records]
     assert len(lines) == (hosts and "taken over" not in done)
