@@ -116,7 +116,7 @@ def expectation(seam: Seam) -> str:
 
 def _is_value(seam: Seam, name: str) -> bool:
     """Return whether an attribute is compared by its representation, not by its signature."""
-    return seam.kind == "set" or isinstance(vars(seam.hook).get(name) if name else None, bool)
+    return isinstance(vars(seam.hook).get(name), bool) if name else seam.signature is None
 
 
 def _found(seam: Seam, target: Any, name: str) -> str:

@@ -2,26 +2,39 @@
 
 from __future__ import annotations
 
-from sglang_dspark.patches.seam import Seam
-from sglang_dspark.serving import weight_updates
+from typing import Any
 
-_UPDATER = "sglang.srt.managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager"
+from sglang_dspark.patches.seam import Seam, Upstream
+from sglang_dspark.serving import upstream, weight_updates
+
+
+class WeightUpdater(Upstream):
+    """Upstream's updater, which knows that a DSPARK drafter has a checkpoint of its own."""
+
+    def _select_runners(self, selector: str = "all") -> weight_updates.Runners:
+        """Select a drafter by its name alone, `draft`; each update selects before it loads."""
+        if selector == "all" and isinstance(self.draft_worker, upstream.DSparkWorkerV2):
+            selector = "target"
+        runners: weight_updates.Runners = super()._select_runners(selector)
+        weight_updates.begin_update(runners)
+        return runners
+
+    def end_weight_update(self, recv_req: Any) -> Any:
+        """Renew copies of the drafter's weights: every update that can name it ends here."""
+        result, worker = super().end_weight_update(recv_req), self.draft_worker
+        if result.success and isinstance(worker, upstream.DSparkWorkerV2) and worker._hosts_draft:
+            weight_updates.renew_copies(worker.draft_model)
+        return result
+
 
 SEAMS = (
     Seam(
         name="weight-updates",
-        target=f"{_UPDATER}._select_runners",
-        kind="around",
-        hook=weight_updates.select_runners,
-        signature="(self, selector='all')",
-        why="upstream loads the target's checkpoint into the drafter, which ends the server",
-    ),
-    Seam(
-        name="drafter-weight-updates",
-        target=f"{_UPDATER}.end_weight_update",
-        kind="after",
-        hook=weight_updates.end_update,
-        signature="(self, recv_req)",
-        why="upstream keeps stacked copies of the drafter's weights that an update leaves stale",
+        target="sglang.srt.managers.scheduler_components.weight_updater."
+        "SchedulerWeightUpdaterManager",
+        kind="subclass",
+        hook=WeightUpdater,
+        why="upstream loads the target's checkpoint into the drafter, which ends the server, and "
+        "keeps stacked copies of the drafter's weights that an update leaves stale",
     ),
 )

@@ -8,55 +8,48 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 
-from sglang_dspark.patches.seam import Seam
+from sglang_dspark.patches.seam import Seam, Upstream
 
 DELTA = "event: message_delta\n"
 
 
-async def answer(
-    original: Callable[..., Awaitable[Any]],
-    self: Any,
-    chat_request: Any,
-    anthropic_request: Any,
-    raw_request: Any,
-) -> Any:
-    """AROUND hook of `_handle_non_streaming`: set the answer's stop reason."""
-    stops = anthropic_request.stop_sequences or ()
+class AnthropicServing(Upstream):
+    """Upstream's handler of `/v1/messages`, with the stop reason `stop_sequence`."""
 
-    def convert(response: Any) -> Any:
-        result = self._convert_response(response)
-        matched = response.choices[0].matched_stop if response.choices else None
-        if result.stop_reason == "end_turn" and matched in stops:
-            result.stop_reason, result.stop_sequence = "stop_sequence", matched
-        return result
+    async def _handle_non_streaming(
+        self, chat_request: Any, anthropic_request: Any, raw_request: Any
+    ) -> Any:
+        stops = anthropic_request.stop_sequences or ()
 
-    watched = copy.copy(self)
-    watched._convert_response = convert
-    return await original(watched, chat_request, anthropic_request, raw_request)
+        def convert(response: Any) -> Any:
+            result = self._convert_response(response)
+            matched = response.choices[0].matched_stop if response.choices else None
+            if result.stop_reason == "end_turn" and matched in stops:
+                result.stop_reason, result.stop_sequence = "stop_sequence", matched
+            return result
 
+        watched = copy.copy(self)
+        watched._convert_response = convert
+        return await super(AnthropicServing, watched)._handle_non_streaming(
+            chat_request, anthropic_request, raw_request
+        )
 
-async def stream(
-    original: Callable[..., AsyncIterator[str]],
-    self: Any,
-    adapted_request: Any,
-    processed_request: Any,
-    anthropic_request: Any,
-    raw_request: Any,
-) -> AsyncIterator[str]:
-    """AROUND hook of `_generate_anthropic_stream`: amend the frame with the stop reason."""
-    stops = anthropic_request.stop_sequences or ()
-    watched = copy.copy(self)
-    watched.openai_serving_chat = chat = _WatchedChat(self.openai_serving_chat)
-    async for frame in original(
-        watched, adapted_request, processed_request, anthropic_request, raw_request
-    ):
-        if frame.startswith(DELTA) and chat.matched in stops:
-            yield _with_stop(frame, chat.matched)
-        else:
-            yield frame
+    async def _generate_anthropic_stream(
+        self, adapted_request: Any, processed_request: Any, anthropic_request: Any, raw_request: Any
+    ) -> AsyncIterator[str]:
+        stops = anthropic_request.stop_sequences or ()
+        watched = copy.copy(self)
+        watched.openai_serving_chat = chat = _WatchedChat(self.openai_serving_chat)
+        async for frame in super(AnthropicServing, watched)._generate_anthropic_stream(
+            adapted_request, processed_request, anthropic_request, raw_request
+        ):
+            if frame.startswith(DELTA) and chat.matched in stops:
+                yield _with_stop(frame, chat.matched)
+            else:
+                yield frame
 
 
 class _WatchedChat:
@@ -85,30 +78,14 @@ def _with_stop(frame: str, matched: str) -> str:
     return f"{head}data: {json.dumps(event)}\n\n"
 
 
-_SERVING = "sglang.srt.entrypoints.anthropic.serving.AnthropicServing"
-_WHY = "upstream reports end_turn for an answer that one of its stop_sequences ended"
-_ISSUE = "sgl-project/sglang#33153"
-_DROP_WHEN = "upstream's /v1/messages reports stop_sequence and the sequence that matched"
-
 SEAMS = (
     Seam(
         name="anthropic-stop",
-        target=f"{_SERVING}._handle_non_streaming",
-        kind="around",
-        hook=answer,
-        signature="(self, chat_request, anthropic_request, raw_request)",
-        why=_WHY,
-        issue=_ISSUE,
-        drop_when=_DROP_WHEN,
-    ),
-    Seam(
-        name="anthropic-stop-stream",
-        target=f"{_SERVING}._generate_anthropic_stream",
-        kind="around",
-        hook=stream,
-        signature="(self, adapted_request, processed_request, anthropic_request, raw_request)",
-        why=_WHY,
-        issue=_ISSUE,
-        drop_when=_DROP_WHEN,
+        target="sglang.srt.entrypoints.anthropic.serving.AnthropicServing",
+        kind="subclass",
+        hook=AnthropicServing,
+        why="upstream reports end_turn for an answer that one of its stop_sequences ended",
+        issue="sgl-project/sglang#33153",
+        drop_when="upstream's /v1/messages reports stop_sequence and the sequence that matched",
     ),
 )

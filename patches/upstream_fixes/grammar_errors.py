@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from sglang_dspark.patches.seam import Seam
+from sglang_dspark.patches.seam import Seam, Upstream
 from sglang_dspark.serving import upstream
 from sglang_dspark.step.penalties import stop_ids
 
@@ -31,14 +31,28 @@ def open_dead_ends(grammar: Any, logits: Any, vocab_mask: Any) -> None:
     vocab_mask.masked_fill_(~(vocab_mask != 0).any(dim=-1, keepdim=True), _ALL)
 
 
-def blame(result: Any, processor: Any, *given: Any, **named: Any) -> Any:
-    """AFTER hook of functions that advance a request's grammar: answer a dead end with status 400.
+class ResultProcessor(Upstream):
+    """Upstream's processor of results, which answers a dead end with status 400."""
 
-    The request is the first of `given`, or named `req`; `result` is upstream's own.
-    """
-    req = named["req"] if "req" in named else given[0]
-    if not isinstance(req.to_finish, upstream.FINISH_ABORT):
+    def _apply_prefill_grammar(
+        self, *, req: Any, next_token_id: int, already_advanced: bool = False
+    ) -> Any:
+        result = super()._apply_prefill_grammar(
+            req=req, next_token_id=next_token_id, already_advanced=already_advanced
+        )
+        blame(req)
         return result
+
+    def _accept_grammar_tokens(self, req: Any, tokens: Any) -> Any:
+        result = super()._accept_grammar_tokens(req, tokens)
+        blame(req)
+        return result
+
+
+def blame(req: Any) -> None:
+    """Answer a request that its grammar has just ended with status 400."""
+    if not isinstance(req.to_finish, upstream.FINISH_ABORT):
+        return
     if is_dead_end(req.grammar, req.vocab_size):
         message = (
             "the request's grammar came to a place where it allows no token; fix its ebnf, regex, "
@@ -47,9 +61,8 @@ def blame(result: Any, processor: Any, *given: Any, **named: Any) -> Any:
     elif is_too_short(req):
         message = "the request's grammar is at its end before min_new_tokens; lower it"
     else:
-        return result
+        return
     req.to_finish = upstream.FINISH_ABORT(message, HTTPStatus.BAD_REQUEST, "BadRequest")
-    return result
 
 
 def is_dead_end(grammar: Any, vocab: int) -> bool:
@@ -81,11 +94,6 @@ def _allowed(grammar: Any, vocab: int) -> torch.Tensor | None:
     return (bits & 1).bool().view(-1)[:vocab]
 
 
-_PROCESSOR = (
-    "sglang.srt.managers.scheduler_components.batch_result_processor.SchedulerBatchResultProcessor"
-)
-_NO_500 = "upstream answers a grammar that allows no token with 500, as a fault of its own"
-
 SEAMS = (
     Seam(
         name="grammar-mask",
@@ -98,22 +106,12 @@ SEAMS = (
         drop_when="upstream's samplers survive a row in which the grammar masks every token",
     ),
     Seam(
-        name="grammar-prefill",
-        target=f"{_PROCESSOR}._apply_prefill_grammar",
-        kind="after",
-        hook=blame,
-        signature="(self, *, req, next_token_id, already_advanced=False)",
-        why=_NO_500,
-        issue="none found (2026-11-27)",
-        drop_when="upstream answers a grammar without a next token with status 400",
-    ),
-    Seam(
-        name="grammar-decode",
-        target=f"{_PROCESSOR}._accept_grammar_tokens",
-        kind="after",
-        hook=blame,
-        signature="(self, req, tokens)",
-        why=_NO_500,
+        name="grammar-status",
+        target="sglang.srt.managers.scheduler_components.batch_result_processor."
+        "SchedulerBatchResultProcessor",
+        kind="subclass",
+        hook=ResultProcessor,
+        why="upstream answers a grammar that allows no token with 500, as a fault of its own",
         issue="none found (2026-11-27)",
         drop_when="upstream answers a grammar without a next token with status 400",
     ),

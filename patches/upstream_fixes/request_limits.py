@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from sglang_dspark.common.files import brief, wrong_fields
-from sglang_dspark.patches.seam import Seam
+from sglang_dspark.patches.seam import Seam, Upstream
 from sglang_dspark.serving import upstream
 from sglang_dspark.serving.config import current_config
 from sglang_dspark.serving.speed_targets import target_of
@@ -77,10 +77,50 @@ class Sampling(BaseModel):
     is_normalized: None = None
 
 
-def check_answers(self: Any, obj: Any, request: Any = None) -> None:
-    """BEFORE hook of `generate_request`: raise ValueError for more answers than are served.
+class TokenizerManager(Upstream):
+    """Upstream's manager of requests, with the checks that it lacks."""
 
-    It runs before upstream makes as many requests of it. Null is upstream's default there too.
+    def generate_request(self, obj: Any, request: Any = None) -> Any:
+        """Check a request before upstream makes as many of it as answers are asked for."""
+        check_answers(obj)
+        return super().generate_request(obj, request)
+
+    def _validate_one_request(self, obj: Any, input_ids: list[int] | None) -> Any:
+        """Check the values of one answer's request before upstream's own checks."""
+        check_request(self, obj, input_ids)
+        return super()._validate_one_request(obj, input_ids)
+
+    def _create_tokenized_object(
+        self,
+        obj: Any,
+        input_text: Any,
+        input_ids: Any,
+        input_embeds: Any = None,
+        mm_inputs: Any = None,
+        token_type_ids: Any = None,
+    ) -> Any:
+        """Check that the scheduler can decode what is sent to it."""
+        made = super()._create_tokenized_object(
+            obj, input_text, input_ids, input_embeds, mm_inputs, token_type_ids
+        )
+        check_decodable(made)
+        return made
+
+    def abort_request(self, rid: str = "", abort_all: bool = False) -> None:
+        """End no request but the one of that name.
+
+        The scheduler ends every request whose name begins with this one. Where there is such
+        another, the request whose client has left runs to its end instead.
+        """
+        if rid and any(other != rid and other.startswith(rid) for other in self.rid_to_state):
+            return
+        super().abort_request(rid, abort_all)
+
+
+def check_answers(obj: Any) -> None:
+    """Raise ValueError for more answers than are served.
+
+    Null is upstream's default there too.
     """
     several = isinstance(getattr(obj, "rid", None), list)
     obj.is_single = not several  # of a refused stream upstream reads it, without having set it
@@ -98,11 +138,11 @@ def check_answers(self: Any, obj: Any, request: Any = None) -> None:
             )
 
 
-def check_request(self: Any, obj: Any, input_ids: list[int] | None) -> None:
-    """BEFORE hook of `_validate_one_request`: raise ValueError for values that raise after it."""
-    vocab = int(self.model_config.vocab_size)
+def check_request(manager: Any, obj: Any, input_ids: list[int] | None) -> None:
+    """Raise ValueError for values that would raise in the scheduler."""
+    vocab = int(manager.model_config.vocab_size)
     _check_prompt(obj, input_ids, vocab)
-    _check_embeds(obj, self.model_config)
+    _check_embeds(obj, manager.model_config)
     _check_places(obj, len(input_ids or ()))
     for sampling in _samplings(obj):
         _check_sampling(sampling, vocab)
@@ -111,21 +151,8 @@ def check_request(self: Any, obj: Any, input_ids: list[int] | None) -> None:
     _check_session(obj)
 
 
-def abort_by_name(
-    original: Callable[..., None], self: Any, rid: str = "", abort_all: bool = False
-) -> None:
-    """AROUND hook of `abort_request`: end no request but the one of that name.
-
-    The scheduler ends every request whose name begins with this one. Where there is such another,
-    the request whose client has left runs to its end instead.
-    """
-    if rid and any(other != rid and other.startswith(rid) for other in self.rid_to_state):
-        return
-    original(self, rid, abort_all)
-
-
-def check_decodable(result: Any, self: Any, obj: Any, *given: Any, **named: Any) -> None:
-    """AFTER hook of `_create_tokenized_object`: raise ValueError if the scheduler cannot decode it.
+def check_decodable(made: Any) -> None:
+    """Raise ValueError if the scheduler cannot decode a request.
 
     The decoder itself decides. Skipped are fields that the server makes and not the client: decoded
     media, time statistics.
@@ -134,7 +161,7 @@ def check_decodable(result: Any, self: Any, obj: Any, *given: Any, **named: Any)
     from msgspec.structs import replace
 
     try:
-        packed = upstream.msgpack_encode(replace(result, mm_inputs=None, time_stats=None))
+        packed = upstream.msgpack_encode(replace(made, mm_inputs=None, time_stats=None))
         upstream.msgpack_decode(packed)
     except (MsgspecError, TypeError, ValueError, OverflowError, RecursionError) as error:
         raise ValueError(f"a field of the request is of a wrong type: {brief(error)}") from None
@@ -289,50 +316,18 @@ def _inner(given: Any) -> Iterator[Any]:
             yield from _inner(each)
 
 
-_MANAGER = "sglang.srt.managers.tokenizer_manager.TokenizerManager"
-
 SEAMS = (
     Seam(
-        name="request-answers",
-        target=f"{_MANAGER}.generate_request",
-        kind="before",
-        hook=check_answers,
-        signature="(self, obj, request=None)",
-        why="upstream makes a request of every answer asked for, however many",
-        issue="sgl-project/sglang#36856",
-        drop_when="upstream limits n before it makes a request of each answer",
-    ),
-    Seam(
-        name="request-values",
-        target=f"{_MANAGER}._validate_one_request",
-        kind="before",
-        hook=check_request,
-        signature="(self, obj, input_ids)",
-        why="values that upstream does not check raise in the scheduler, which ends the server",
-        issue="sgl-project/sglang#31597, sgl-project/sglang#31908, sgl-project/sglang#28203",
-        drop_when="upstream checks every value that raises in its scheduler, and bounds stop_regex",
-    ),
-    Seam(
-        name="request-abort",
-        target=f"{_MANAGER}.abort_request",
-        kind="around",
-        hook=abort_by_name,
-        signature="(self, rid='', abort_all=False)",
-        why="upstream's scheduler ends every request whose name begins with the aborted one's",
-        issue="none found (2026-11-27)",
-        drop_when="upstream's scheduler aborts by the whole request id, not by a prefix",
-    ),
-    Seam(
-        name="request-decodable",
-        target=f"{_MANAGER}._create_tokenized_object",
-        kind="after",
-        hook=check_decodable,
-        signature=(
-            "(self, obj, input_text, input_ids, input_embeds=None, mm_inputs=None, "
-            "token_type_ids=None)"
-        ),
-        why="the scheduler's decoder raises for a value of another type, which ends the server",
-        issue="none found (2026-11-27)",
-        drop_when="upstream's scheduler survives a request that its decoder refuses",
+        name="request-limits",
+        target="sglang.srt.managers.tokenizer_manager.TokenizerManager",
+        kind="subclass",
+        hook=TokenizerManager,
+        why="values that upstream does not check raise in the scheduler, which ends the server; it "
+        "makes a request of every answer asked for, however many; and an aborted request ends "
+        "every other one whose name begins with its own",
+        issue="sgl-project/sglang#31597, sgl-project/sglang#31908, sgl-project/sglang#28203, "
+        "sgl-project/sglang#36856",
+        drop_when="upstream checks every value that raises in its scheduler or in the decoder "
+        "there, bounds stop_regex and n, and aborts by the whole request id, not by a prefix",
     ),
 )

@@ -40,9 +40,6 @@ ATTRIBUTES: dict[str, dict[str, tuple[str, ...]]] = {
     "sglang.srt.layers.sampler": {
         "Sampler": ("_sample_from_probs",),
     },
-    "sglang.srt.managers.scheduler_components.batch_result_processor": {
-        "SchedulerBatchResultProcessor": ("_maybe_update_reasoning_tokens",),
-    },
     "sglang.srt.mem_cache.memory_pool": {
         "MHATokenToKVPool": (
             "_store_kv_layer",
@@ -160,7 +157,7 @@ ATTRIBUTES: dict[str, dict[str, tuple[str, ...]]] = {
 REIMPLEMENTED: dict[str, dict[str, tuple[str, str]]] = {
     "sglang.kernels.ops.attention.extend_attention": {
         "_fwd_kernel": ("603a31d7604f5cb9", "kernels/window_attention.py"),
-        "extend_attention_fwd": ("1bea11a001b69790", "patches/cuda/window_attention.py"),
+        "extend_attention_fwd": ("1bea11a001b69790", "patches/cuda/triton_attention.py"),
     },
     "sglang.kernels.ops.speculative.dspark.dspark_accept": {
         "accept_greedy": ("7ae5ec8b49beaaec", "backends/cpu/greedy_ops.py"),
@@ -211,7 +208,7 @@ REIMPLEMENTED: dict[str, dict[str, tuple[str, str]]] = {
     "sglang.srt.layers.attention.triton_backend": {
         "TritonAttnBackend.forward_extend": (
             "29c67645418a148c",
-            "patches/cuda/window_attention.py",
+            "patches/cuda/triton_attention.py",
         ),
     },
     "sglang.srt.layers.layernorm": {

@@ -17,35 +17,19 @@ from typing import Any
 
 import torch
 
-from sglang_dspark.serving import upstream
-
 Runners = list[tuple[str, Any]]
 BEFORE_UPDATE: list[Callable[[Any], None]] = []  # called with each model that is updated
 _VERSION = "dspark_weights_version"  # attribute of a draft model
 _begun = 0  # updates, of this process
 
 
-def select_runners(
-    original: Callable[[Any, str], Runners], updater: Any, selector: str = "all"
-) -> Runners:
-    """AROUND hook of `_select_runners`, which every update calls before it loads anything; a
-    drafter is updated by its name alone, `draft`."""
+def begin_update(runners: Runners) -> None:
+    """Count an update of these runners' models, and prepare each model for it."""
     global _begun
     _begun += 1
-    if selector == "all" and isinstance(updater.draft_worker, upstream.DSparkWorkerV2):
-        selector = "target"
-    runners = original(updater, selector)
     for _, runner in runners:
         for prepare in BEFORE_UPDATE:
             prepare(runner.model)
-    return runners
-
-
-def end_update(result: Any, updater: Any, recv_req: Any) -> None:
-    """AFTER hook of `end_weight_update`, which ends every update that can name the drafter."""
-    worker = updater.draft_worker
-    if result.success and isinstance(worker, upstream.DSparkWorkerV2) and worker._hosts_draft:
-        renew_copies(worker.draft_model)
 
 
 def updates() -> int:

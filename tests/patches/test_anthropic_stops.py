@@ -9,8 +9,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from sglang.srt.entrypoints.anthropic import serving as upstreams
 from sglang.srt.entrypoints.anthropic.protocol import AnthropicMessagesRequest
-from sglang.srt.entrypoints.anthropic.serving import AnthropicServing
 from sglang.srt.entrypoints.openai.protocol import ChatCompletionResponse
 
 from sglang_dspark.patches.upstream_fixes import anthropic_stops
@@ -59,7 +59,8 @@ def ending(chat: Chat, *, stream: bool, stops: list[str] | None) -> tuple[Any, A
             stop_sequences=stops,
             stream=stream,
         )
-        answer: Any = await AnthropicServing(chat).handle_messages(request, None)  # type: ignore[arg-type]
+        serving = upstreams.AnthropicServing(chat)  # type: ignore[arg-type]
+        answer: Any = await serving.handle_messages(request, None)  # type: ignore[arg-type]
         if not stream:
             return dict(json.loads(answer.body))
         frames = [frame async for frame in answer.body_iterator]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from http import HTTPStatus
 from types import SimpleNamespace
 from typing import Any
@@ -12,8 +13,9 @@ import xgrammar
 from sglang.srt.constrained.xgrammar_backend import XGrammarGrammar
 from sglang.srt.managers.schedule_batch import FINISH_ABORT
 
+from sglang_dspark.patches import registry
 from sglang_dspark.patches.upstream_fixes.grammar_errors import (
-    blame,
+    ResultProcessor,
     is_dead_end,
     is_too_short,
     open_dead_ends,
@@ -78,7 +80,16 @@ def request_of(ebnf: str, *taken: int, least: int = 0, reason: object = None) ->
 
 
 def told(request: Any) -> Any:
-    assert blame([], None, request, [3]) == []
+    theirs = SimpleNamespace(
+        _accept_grammar_tokens=lambda self, req, tokens: tokens,
+        _apply_prefill_grammar=lambda self, *, req, next_token_id, already_advanced: None,
+    )
+    processor = registry.derive(type("Theirs", (), vars(theirs)), ResultProcessor)()
+    prefilled = copy.copy(request)
+    processor._apply_prefill_grammar(req=prefilled, next_token_id=3)  # type: ignore[attr-defined]
+    assert processor._accept_grammar_tokens(request, [3]) == [3]  # type: ignore[attr-defined]
+    reasons = (prefilled.to_finish, request.to_finish)
+    assert len({each and each.message for each in reasons}) == 1
     return request.to_finish
 
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 from fastapi import HTTPException
+from sglang.srt.entrypoints.ollama import serving as upstreams
 from sglang.srt.entrypoints.ollama.protocol import OllamaGenerateRequest
-from sglang.srt.entrypoints.ollama.serving import OllamaServing
 
 from sglang_dspark.patches.upstream_fixes import ollama_api as patch
 from tests.patches.hooked import put_in
@@ -47,7 +47,7 @@ def ask(manager: Manager, *, stream: bool, **options: Any) -> list[dict[str, Any
 
     async def lines() -> list[dict[str, Any]]:
         request = OllamaGenerateRequest(model="demo", prompt="Hi", stream=stream, options=options)
-        answer = await OllamaServing(manager).handle_generate(request, None)  # type: ignore[arg-type]
+        answer = await upstreams.OllamaServing(manager).handle_generate(request, None)  # type: ignore[arg-type]
         if not stream:
             return [answer.model_dump()]
         return [json.loads(each) async for each in answer.body_iterator]
@@ -77,7 +77,7 @@ def test_a_chat_is_streamed_as_messages() -> None:
         from sglang.srt.managers.io_struct import GenerateReqInput
 
         asked = GenerateReqInput(input_ids=[1], sampling_params={}, stream=True)
-        serving: Any = OllamaServing(Manager(["Hi", "?"], CUT))  # type: ignore[arg-type]
+        serving: Any = upstreams.OllamaServing(Manager(["Hi", "?"], CUT))  # type: ignore[arg-type]
         answer = await serving._stream_chat_response(asked, None, "demo")
         return [json.loads(each) async for each in answer.body_iterator]
 

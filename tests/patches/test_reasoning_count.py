@@ -6,9 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from sglang.srt.managers.scheduler_components.batch_result_processor import (
-    SchedulerBatchResultProcessor,
-)
+from sglang.srt.managers.scheduler_components import batch_result_processor as upstreams
 
 from sglang_dspark.patches.upstream_fixes import reasoning_count
 from tests.patches.hooked import put_in
@@ -19,7 +17,7 @@ TOKENS = [3, 4, 5, 4, THINK_END, 3, 5, 4, 3]
 
 
 def processor_of(**config: Any) -> Any:
-    processor = object.__new__(SchedulerBatchResultProcessor)
+    processor = object.__new__(upstreams.SchedulerBatchResultProcessor)
     object.__setattr__(processor, "model_config", SimpleNamespace(**config))  # it is frozen
     return processor
 
@@ -48,7 +46,7 @@ def test_no_token_behind_the_end_is_counted(
 ) -> None:
     # What follows the count there needs a whole scheduler.
     monkeypatch.setattr(
-        SchedulerBatchResultProcessor, "_handle_finish_state_updated_req", lambda *_: None
+        upstreams.SchedulerBatchResultProcessor, "_handle_finish_state_updated_req", lambda *_: None
     )
     put_in(monkeypatch, reasoning_count.SEAMS)
     assert counted(size, most) == min(most, 5)

@@ -13,8 +13,9 @@ from sglang.srt.managers.io_struct import TokenizedGenerateReqInput
 from sglang.srt.runtime_context import get_context
 from sglang.srt.sampling.sampling_params import SamplingParams
 
+from sglang_dspark.patches import registry
 from sglang_dspark.patches.upstream_fixes.request_limits import (
-    abort_by_name,
+    TokenizerManager,
     check_decodable,
     check_request,
 )
@@ -39,8 +40,8 @@ def made(**changed: Any) -> TokenizedGenerateReqInput:
 
 
 def test_a_request_in_order_passes() -> None:
-    check_decodable(made(), None, None)
-    check_decodable(made(token_ids_logprob=[4, 5], priority=1, extra_key="x"), None, None)
+    check_decodable(made())
+    check_decodable(made(token_ids_logprob=[4, 5], priority=1, extra_key="x"))
 
 
 @pytest.mark.parametrize(
@@ -56,7 +57,7 @@ def test_a_request_in_order_passes() -> None:
 )
 def test_a_value_of_another_type_is_refused(changed: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="a field of the request is of a wrong type"):
-        check_decodable(made(**changed), None, None)
+        check_decodable(made(**changed))
 
 
 VOCAB, WIDTH = 50, 2
@@ -120,6 +121,13 @@ def test_hidden_states_are_refused_where_dspark_drops_them(
 )
 def test_an_abort_ends_nobody_else(rid: str, others: list[str], sent: bool) -> None:
     gone: list[tuple[str, bool]] = []
-    manager = SimpleNamespace(rid_to_state=dict.fromkeys(others))
-    abort_by_name(lambda self, rid, everyone: gone.append((rid, everyone)), manager, rid, not rid)
+
+    class Theirs:
+        rid_to_state = dict.fromkeys(others)
+
+        def abort_request(self, *given: Any) -> None:
+            gone.append(given)
+
+    manager: Any = registry.derive(Theirs, TokenizerManager)()
+    manager.abort_request(rid, abort_all=not rid)
     assert gone == [(rid, not rid)] * sent

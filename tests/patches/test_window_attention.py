@@ -12,7 +12,8 @@ import torch
 pytest.importorskip("sglang")
 
 from sglang_dspark.kernels.window_inputs import Context, Rule, Windows
-from sglang_dspark.patches.cuda import window_attention
+from sglang_dspark.patches import registry
+from sglang_dspark.patches.cuda import triton_attention
 from sglang_dspark.serving.config import DSparkConfig, VerifyConfig
 
 OPTIONS: dict[str, Any] = {
@@ -28,36 +29,41 @@ OPTIONS: dict[str, Any] = {
 }
 
 
+class Upstreams:
+    """Upstream's backend: its kernel notes the pass."""
+
+    ran: list[str]
+
+    def _forward_extend_kernel(self, layer: Any, *rows: Any, **options: Any) -> None:
+        assert (layer, len(rows), set(options)) == ("layer", 16, set(OPTIONS))
+        self.ran.append("upstream")
+
+
 class Passes:
     """Records which kernel a pass of two windows ran on, and the arguments of ours."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch):
         self.ran: list[str] = []
         self.given: tuple[Windows, Context, Rule, torch.Tensor] | None = None
-        monkeypatch.setattr(window_attention, "attend_triton", self._ours)
-        window_attention._report.cache_clear()
+        monkeypatch.setattr(triton_attention, "attend_triton", self._ours)
+        triton_attention._report.cache_clear()
 
     def run(
         self, *, verify: bool = True, mask: Any = None, dllm: Any = None, **options: Any
     ) -> str:
         metadata = SimpleNamespace(mask_indptr=torch.zeros(3) if verify else None)
-        backend = SimpleNamespace(forward_metadata=metadata, dllm_attention=dllm)
+        backend: Any = registry.derive(Upstreams, triton_attention.TritonAttention)()
+        backend.forward_metadata, backend.dllm_attention, backend.ran = metadata, dllm, self.ran
         rows = torch.ones(4, 2, 8), torch.ones(4, 1, 8), torch.ones(4, 1, 8), torch.zeros(4, 2, 8)
         cache = torch.ones(9, 1, 8), torch.ones(9, 1, 8)
         starts = torch.tensor([0, 1, 4]), torch.tensor([0, 5, 7]), torch.arange(1, 9)
         after = mask, True, metadata.mask_indptr, 3, 0.5, 2.0, 8**-0.5
-        window_attention.attend_windows(
-            self._upstream, backend, "layer", *rows, *cache, *starts, *after, **OPTIONS | options
-        )
+        backend._forward_extend_kernel("layer", *rows, *cache, *starts, *after, **OPTIONS | options)
         return self.ran.pop()
 
     def _ours(self, *given: Any) -> None:
         self.ran.append("ours")
         self.given = given  # type: ignore[assignment]
-
-    def _upstream(self, backend: Any, layer: Any, *rows: Any, **options: Any) -> None:
-        assert (layer, len(rows), set(options)) == ("layer", 16, set(OPTIONS))
-        self.ran.append("upstream")
 
 
 @pytest.fixture
@@ -96,7 +102,7 @@ def test_the_configuration_leaves_all_passes_to_upstream(
     passes: Passes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = DSparkConfig(verify=VerifyConfig(window_kernel=False))
-    monkeypatch.setattr(window_attention, "current_config", lambda: config)
+    monkeypatch.setattr(triton_attention, "current_config", lambda: config)
     assert passes.run() == "upstream"
 
 

@@ -273,7 +273,7 @@ def _record_passes(path: Path) -> None:
 def _launches_of_operators() -> list[str]:
     """A list that the names of our operators come to as they are launched, here interpreted."""
     from sglang_dspark.backends.cuda import accept, accept_in_graph, commit, device, draft
-    from sglang_dspark.patches.cuda import window_attention
+    from sglang_dspark.patches.cuda import triton_attention
 
     launched: list[str] = []
     for module, name in (
@@ -284,7 +284,7 @@ def _launches_of_operators() -> list[str]:
         (accept_in_graph, "accept_greedy_triton"),
         (commit, "pack_triton"),
         (commit, "write_triton"),
-        (window_attention, "attend_triton"),
+        (triton_attention, "attend_triton"),
     ):
         operator = getattr(module, name)
 

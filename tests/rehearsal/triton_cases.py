@@ -1,10 +1,10 @@
 """Verify passes of SGLang's Triton attention backend in Triton's interpreter, against dense rows.
 
 Run as a program with TRITON_INTERPRET=1 and a number of cases: one line of JSON a case. `eager`,
-`graph`: largest difference of what our hooks make of a pass's metadata, and of a graph's buffers
+`graph`: largest difference of what our class makes of a pass's metadata, and of a graph's buffers
 with empty slots beside the batch's, on our kernel. `unwritten`: rows of a graph without empty slots
 that the kernel left as they were, NaN. `extend`: the first cases on SGLang's kernel. `upstream`:
-the same without our hooks.
+the same on SGLang's class.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from sglang.srt.speculative.ragged_verify import RaggedVerifyLayout
 from torch import Tensor
 from transformers import LlamaConfig
 
-from sglang_dspark.patches.cuda.triton_ragged import stage_windows, use_windows
-from sglang_dspark.patches.cuda.window_attention import attend_windows
+from sglang_dspark.patches import registry
+from sglang_dspark.patches.cuda.triton_attention import TritonAttention
 from tests.backends.cpu.attention_world import Case, World, ragged_pass
 from tests.kernels.interpreter import patch_language_once
 
 GAMMA = 5
 SPARE_SEATS = 2  # of a graph, beyond the batch's
-UNHOOKED = 10  # first cases that are tried without our hooks as well
+UNPATCHED = 10  # first cases that are tried on upstream's class and kernel as well
 
 
 def random_case(random_: random.Random, seed: int) -> Case:
@@ -60,11 +60,8 @@ def tier(tokens: int) -> int:
     return (GAMMA + 1) * -(-tokens // (GAMMA + 1))
 
 
-def backend_of(world: World, *, ours: bool = True) -> TritonAttnBackend:
-    """Upstream's backend over the world's pools, sized as a target's runner sizes it.
-
-    ours: verify passes use our kernel.
-    """
+def backend_of(world: World, *, patched: bool = True, our_kernel: bool = True) -> TritonAttnBackend:
+    """The backend over the world's pools, sized as a target's runner sizes it."""
     case = world.case
     config = SimpleNamespace(
         attention_arch=None,
@@ -96,10 +93,11 @@ def backend_of(world: World, *, ours: bool = True) -> TritonAttnBackend:
             device="cpu",
         ),
     )
-    backend = TritonAttnBackend(runner)
-    if ours:
-        original = TritonAttnBackend._forward_extend_kernel
-        backend._forward_extend_kernel = partial(attend_windows, original, backend)
+    made = registry.derive(TritonAttnBackend, TritonAttention) if patched else TritonAttnBackend
+    backend = made(runner)
+    if not our_kernel:
+        theirs = TritonAttnBackend._forward_extend_kernel
+        backend._forward_extend_kernel = partial(theirs, backend)
     return backend
 
 
@@ -132,13 +130,11 @@ def attend(world: World, backend: TritonAttnBackend, batch: Any, tokens: int) ->
     return out
 
 
-def eager(world: World, *, hooked: bool = True, ours: bool = True) -> float:
-    """A pass without a graph; unhooked, it takes each window for gamma + 1 rows wide."""
-    backend = backend_of(world, ours=ours)
+def eager(world: World, **options: bool) -> float:
+    """A pass without a graph; unpatched, it takes each window for gamma + 1 rows wide."""
+    backend = backend_of(world, **options)
     batch = verify_batch(world, backend)
     backend.init_forward_metadata(batch)
-    if hooked:
-        use_windows(None, backend, batch)
     return difference(world, attend(world, backend, batch, batch.batch_size * (GAMMA + 1)))
 
 
@@ -166,7 +162,6 @@ def in_graph(world: World) -> tuple[float, int]:
     )
     backend.init_cuda_graph_state(seats, tokens)
     backend.init_forward_metadata_out_graph(view, in_capture=True)
-    stage_windows(None, backend, None, seats, None, info, None)
     out = attend(world, backend, batch, tokens)
     return difference(world, out), int(out.isnan().flatten(1).any(1).sum())
 
@@ -189,9 +184,9 @@ def main(count: int) -> None:
             }
             if said["empty_seats"] == 0:  # an empty slot reads a cache that holds NaN
                 said |= {"spare": tier(sum(case.window)) - sum(case.window), "unwritten": unwritten}
-            if seed < UNHOOKED:
-                said["upstream"] = eager(World(case), hooked=False, ours=False)
-                said["extend"] = eager(World(case), ours=False)
+            if seed < UNPATCHED:
+                said["upstream"] = eager(World(case), patched=False)
+                said["extend"] = eager(World(case), our_kernel=False)
             print(json.dumps(said), flush=True)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,7 +14,7 @@ from sglang_dspark.schedule.guard import Mode
 from sglang_dspark.schedule.plan import Plan
 from sglang_dspark.serving.fallbacks import Fallback
 from sglang_dspark.serving.metrics import Collector, StepMetrics
-from sglang_dspark.serving.weight_updates import select_runners
+from sglang_dspark.serving.weight_updates import begin_update
 from sglang_dspark.step.drafter_fit import CAUSES, STALE, DrafterFit
 from sglang_dspark.step.engine_protocol import VerifyAll
 from tests.step.engine_scenario import GAMMA, SLOTS, Scenario
@@ -52,7 +51,7 @@ class Watched(Scenario):
 
 def update_weights() -> None:
     """SGLang begins an update that finds no model."""
-    select_runners(lambda *given: [], SimpleNamespace(draft_worker=None), "target")
+    begin_update([])
 
 
 def lines(caplog: pytest.LogCaptureFixture) -> list[str]:

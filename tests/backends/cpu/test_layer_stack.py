@@ -40,7 +40,7 @@ from sglang_dspark.backends.cpu.layers.layer_stack import (
 from sglang_dspark.patches.cpu.layers import SEAMS
 from sglang_dspark.patches.cpu.linear import apply_linear
 from sglang_dspark.patches.registry import check_seam
-from sglang_dspark.serving.weight_updates import select_runners
+from sglang_dspark.serving.weight_updates import begin_update
 from tests.backends.cpu.attention_world import (
     Case,
     World,
@@ -401,9 +401,7 @@ def test_updated_weights_are_used(
 
 def update(model: Any) -> None:
     """Do what SGLang does before it loads new weights into the target."""
-    runners = [("target", SimpleNamespace(model=model))]
-    updater = SimpleNamespace(draft_worker=None)
-    assert select_runners(lambda _, selector: runners, updater, "target") == runners
+    begin_update([("target", SimpleNamespace(model=model))])
 
 
 def test_an_update_of_another_model_changes_nothing(model: LlamaModel) -> None:

@@ -29,7 +29,8 @@ from sglang.srt.speculative.dspark_components.dspark_worker_v2 import DSparkWork
 
 from sglang_dspark.backends.cuda import commit
 from sglang_dspark.kernels.commit_rows import pack_torch
-from sglang_dspark.serving import weight_updates
+from sglang_dspark.patches import registry
+from sglang_dspark.patches.step.weight_updates import WeightUpdater
 from tests.backends.cpu.moe_ranks import BASE, EXPERTS, built, groups
 from tests.backends.cpu.test_context_kv import DIM, KV_HEADS, LAYERS, SLOTS, Draft
 from tests.backends.cuda.test_commit import WIDTH, worker_of
@@ -314,6 +315,18 @@ def exchanged() -> dict[str, bool]:
     return found
 
 
+def end_update(worker: Any) -> None:
+    """End an update that names the drafter, as upstream's updater does with our overrides."""
+
+    class Theirs:
+        draft_worker = worker
+
+        def end_weight_update(self, recv_req: Any) -> Any:
+            return SimpleNamespace(success=True)
+
+    registry.derive(Theirs, WeightUpdater)().end_weight_update(None)  # type: ignore[attr-defined]
+
+
 def updated(model: Any, dtype: torch.dtype) -> tuple[float, float]:
     """Compare a step after an update in place with one of a new model: ours, SGLang's."""
     by, step, ours = commit.StepCommit(), Step(model, model.fc.weight.dtype), pool(dtype)
@@ -325,8 +338,7 @@ def updated(model: Any, dtype: torch.dtype) -> tuple[float, float]:
         layer.self_attn.qkv_proj.weight.neg_()
     worker = DSparkWorkerV2.__new__(DSparkWorkerV2)
     worker.__dict__.update(_hosts_draft=True, draft_model=model)
-    ended = SimpleNamespace(success=True)
-    weight_updates.end_update(ended, SimpleNamespace(draft_worker=worker), None)
+    end_update(worker)
     step.ours(model, ours, sum(EMITTED), by)
     theirs, fresh = pool(dtype), pool(dtype)
     if dtype == torch.float32:
