@@ -20,7 +20,12 @@ class DSparkWorker(Upstream):
     dspark_step: StepState | None = None
 
     def init_cuda_graphs(self) -> None:
-        """Attach our step to the ready worker: this is the last stage of its start."""
+        """Capture a draft if a graph supports it; then attach our step to the ready worker.
+
+        A capture of grouped products that read the host would end the server.
+        """
+        if self._hosts_draft:
+            self._decode_graph_allowed &= getattr(self.draft_model, "capturable", True)
         super().init_cuda_graphs()
         device = active_device()
         if device == "cpu":

@@ -126,6 +126,7 @@ ATTRIBUTES: dict[str, dict[str, tuple[str, ...]]] = {
         "DSparkWorkerV2": (
             "_block_accept_lens",
             "_block_pos_offsets",
+            "_decode_graph_allowed",
             "_deferred_commit",
             "_draft_context",
             "_draft_is_moe",

@@ -1,4 +1,4 @@
-"""A drafter with experts: where it may be served, and whether its passes are captured."""
+"""A drafter with experts: where it may be served."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ pytest.importorskip("sglang")
 from sglang_dspark.backends import drafter_check
 from sglang_dspark.backends.cuda.features import SCHEDULED
 from sglang_dspark.errors import DSparkError
-from sglang_dspark.patches.step.moe_drafter import capture_if_supported
 from sglang_dspark.serving.mode import COMPACT, VARIABLE
 from tests.backends.cuda.test_features import USUAL
 from tests.drafter.helpers import tiny_config
@@ -71,32 +70,6 @@ def test_on_a_gpu_it_is_scheduled(drafter: Path, monkeypatch: pytest.MonkeyPatch
 def test_what_is_not_served_is_refused(drafter: Path, change: dict, message: str) -> None:
     with pytest.raises(DSparkError, match=message):
         drafter_check._check_moe(drafter, arguments(**change))
-
-
-@pytest.mark.parametrize(
-    ("of_the_draft", "capturable", "wanted", "captured"),
-    [
-        (True, True, True, True),
-        (True, False, True, False),
-        (True, True, False, False),
-        (True, None, True, True),  # a model of SGLang's own
-        (False, False, True, True),  # the target has graphs of its own
-    ],
-)
-def test_a_draft_that_no_graph_may_hold_is_not_captured(
-    of_the_draft: bool, capturable: bool | None, wanted: bool, captured: bool
-) -> None:
-    model = SimpleNamespace() if capturable is None else SimpleNamespace(capturable=capturable)
-    worker = SimpleNamespace(
-        is_draft_worker=of_the_draft, model_runner=SimpleNamespace(model=model)
-    )
-    asked = []
-
-    def original(worker: Any, capture_decode_cuda_graph: bool = True) -> None:
-        asked.append(capture_decode_cuda_graph)
-
-    capture_if_supported(original, worker, capture_decode_cuda_graph=wanted)
-    assert asked == [captured]
 
 
 def test_sglang_has_the_arguments_that_are_read() -> None:

@@ -19,8 +19,11 @@ Calls = list[Any]
 class Theirs:
     """Upstream's worker: each method returns its name and arguments."""
 
+    _hosts_draft, _decode_graph_allowed = True, True
+    draft_model: Any = SimpleNamespace()
+
     def init_cuda_graphs(self) -> None:
-        self.captured = True
+        self.ready, self.captured = True, self._decode_graph_allowed
 
     def get_confidence_budget_prepare(self) -> str:
         return "theirs"
@@ -62,11 +65,32 @@ def test_the_state_is_the_devices_once_upstream_is_ready(
 ) -> None:
     for each in ("cpu", "cuda"):
         attach = f"sglang_dspark.backends.{each}.attach.attach"
-        monkeypatch.setattr(attach, lambda worker, each=each: worker.captured and each)
+        monkeypatch.setattr(attach, lambda worker, each=each: worker.ready and each)
     monkeypatch.setattr(seams, "active_device", lambda: device)
     worker = new_worker()
     worker.init_cuda_graphs()
     assert worker.dspark_step == state
+
+
+@pytest.mark.parametrize(
+    ("hosts", "model", "wanted", "captured"),
+    [
+        (True, SimpleNamespace(capturable=True), True, True),
+        (True, SimpleNamespace(capturable=False), True, False),
+        (True, SimpleNamespace(capturable=True), False, False),
+        (True, SimpleNamespace(), True, True),  # a model of SGLang's own
+        (False, None, True, True),  # a stage that has no draft
+    ],
+)
+def test_a_draft_that_no_graph_may_hold_is_not_captured(
+    monkeypatch: pytest.MonkeyPatch, hosts: bool, model: Any, wanted: bool, captured: bool
+) -> None:
+    monkeypatch.setattr(seams, "active_device", lambda: "none")
+    worker = new_worker()
+    worker._hosts_draft, worker._decode_graph_allowed = hosts, wanted
+    worker.draft_model = model
+    worker.init_cuda_graphs()
+    assert worker.captured is captured
 
 
 def test_a_prefill_interrupts_and_runs() -> None:
