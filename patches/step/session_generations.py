@@ -7,34 +7,32 @@ turn.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
-from sglang_dspark.patches.seam import Seam
+from sglang_dspark.patches.seam import Seam, Upstream
 
 
-def advance_generation(original: Callable[[Any, Any], bool], sessions: Any, req: Any) -> bool:
-    """AROUND hook of `try_cache_finished_req`: advance the generation of a kept row.
+class StreamingSession(Upstream):
+    """Upstream's sessions, which advance the generation of a row that they keep.
 
     The row of an aborted turn is freed, which advances its generation.
     """
-    slot = sessions.borrowed_slot(req)
-    if slot is None:
-        return original(sessions, req)
-    row = slot.kv.req_pool_idx
-    kept = original(sessions, req)
-    if kept:
-        sessions.cache.req_to_token_pool.req_generation[row] += 1
-    return kept
+
+    def try_cache_finished_req(self, req: Any) -> bool:
+        slot = self.borrowed_slot(req)
+        row = None if slot is None else slot.kv.req_pool_idx
+        kept: bool = super().try_cache_finished_req(req)
+        if kept and row is not None:
+            self.cache.req_to_token_pool.req_generation[row] += 1
+        return kept
 
 
 SEAMS = (
     Seam(
         name="session-generations",
-        target="sglang.srt.session.streaming_session.StreamingSession.try_cache_finished_req",
-        kind="around",
-        hook=advance_generation,
-        signature="(self, req)",
+        target="sglang.srt.session.streaming_session.StreamingSession",
+        kind="subclass",
+        hook=StreamingSession,
         why="a row that a session keeps would carry the last turn's penalty counts and speed",
     ),
 )

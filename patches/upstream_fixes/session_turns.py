@@ -9,23 +9,22 @@ speculates has reserved slots, and the next turn would attend to their old conte
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
-from sglang_dspark.patches.seam import Seam
+from sglang_dspark.patches.seam import Seam, Upstream
 from sglang_dspark.serving import upstream
 
 
-def end_turn(original: Callable[[Any, Any], bool], sessions: Any, req: Any) -> bool:
-    """AROUND hook of `try_cache_finished_req`: count only the slots that were written."""
-    slot = sessions.borrowed_slot(req)
-    if slot is None:
-        return original(sessions, req)
-    written = slot.kv.kv_committed_len
-    kept = original(sessions, req)
-    if kept and _in_order():
-        slot.kv.kv_committed_len = min(slot.kv.kv_committed_len, written)
-    return kept
+class StreamingSession(Upstream):
+    """Upstream's sessions, which count only the slots that were written."""
+
+    def try_cache_finished_req(self, req: Any) -> bool:
+        slot = self.borrowed_slot(req)
+        written = None if slot is None else slot.kv.kv_committed_len
+        kept: bool = super().try_cache_finished_req(req)
+        if kept and written is not None and _in_order():
+            slot.kv.kv_committed_len = min(slot.kv.kv_committed_len, written)
+        return kept
 
 
 def _in_order() -> bool:
@@ -36,10 +35,9 @@ def _in_order() -> bool:
 SEAMS = (
     Seam(
         name="session-turns",
-        target="sglang.srt.session.streaming_session.StreamingSession.try_cache_finished_req",
-        kind="around",
-        hook=end_turn,
-        signature="(self, req)",
+        target="sglang.srt.session.streaming_session.StreamingSession",
+        kind="subclass",
+        hook=StreamingSession,
         why="without overlap the next turn of a server that speculates reads a slot never written",
         issue="none found (2026-11-27)",
         drop_when="upstream excludes the last token of a turn from the cached ones without overlap",

@@ -8,31 +8,29 @@ from typing import Any
 import pytest
 import torch
 
+from sglang_dspark.patches import registry
 from sglang_dspark.patches.step import session_generations
 from sglang_dspark.patches.upstream_fixes import session_turns
 
 ROW = 2
 
 
-def turn(*, lent: bool = True) -> tuple[Any, Any]:
-    """A session whose turn has 20 tokens, 19 of them written, and room for 32; its slot."""
-    slot = SimpleNamespace(kv=SimpleNamespace(kv_committed_len=19, req_pool_idx=ROW))
-    pool = SimpleNamespace(req_generation=torch.zeros(4, dtype=torch.int64))
-    sessions = SimpleNamespace(
-        borrowed_slot=lambda req: slot if lent else None,
-        cache=SimpleNamespace(req_to_token_pool=pool),
-    )
-    return sessions, slot
+class Theirs:
+    """Upstream's sessions with one turn of 20 tokens, 19 of them written, and room for 32."""
 
+    def __init__(self, *, lent: bool = True, kept: bool = True) -> None:
+        kv = SimpleNamespace(kv_committed_len=19, req_pool_idx=ROW)
+        self.slot, self.kept = (SimpleNamespace(kv=kv) if lent else None), kept
+        pool = SimpleNamespace(req_generation=torch.zeros(4, dtype=torch.int64))
+        self.cache = SimpleNamespace(req_to_token_pool=pool)
 
-def upstream(kept: bool) -> Any:
-    def finished(sessions: Any, req: Any) -> bool:
-        slot = sessions.borrowed_slot(req)
-        if kept and slot is not None:
-            slot.kv.kv_committed_len = 20
-        return kept
+    def borrowed_slot(self, req: Any) -> Any:
+        return self.slot
 
-    return finished
+    def try_cache_finished_req(self, req: Any) -> bool:
+        if self.kept and self.slot is not None:
+            self.slot.kv.kv_committed_len = 20
+        return self.kept
 
 
 @pytest.mark.parametrize(("in_order", "committed"), [(True, 19), (False, 20)])
@@ -40,9 +38,9 @@ def test_what_is_not_written_is_no_context(
     monkeypatch: pytest.MonkeyPatch, in_order: bool, committed: int
 ) -> None:
     monkeypatch.setattr(session_turns, "_in_order", lambda: in_order)
-    sessions, slot = turn()
-    assert session_turns.end_turn(upstream(True), sessions, None) is True
-    assert slot.kv.kv_committed_len == committed
+    sessions: Any = registry.derive(Theirs, session_turns.StreamingSession)()
+    assert sessions.try_cache_finished_req(None) is True
+    assert sessions.slot.kv.kv_committed_len == committed
 
 
 @pytest.mark.parametrize(
@@ -50,7 +48,8 @@ def test_what_is_not_written_is_no_context(
 )
 def test_the_next_turn_is_another_generation(kept: bool, lent: bool, generation: int) -> None:
     """An aborted turn frees its row, which advances the generation by itself."""
-    sessions, _ = turn(lent=lent)
-    assert session_generations.advance_generation(upstream(kept), sessions, None) is kept
+    made: Any = registry.derive(Theirs, session_generations.StreamingSession)
+    sessions = made(lent=lent, kept=kept)
+    assert sessions.try_cache_finished_req(None) is kept
     found = sessions.cache.req_to_token_pool.req_generation.tolist()
     assert found == [0, 0, generation, 0]
