@@ -98,14 +98,10 @@ def stated_of(seam: Seam) -> dict[str, str]:
         stated = seam.expected_repr if _is_value(seam, "") else seam.signature
         return {} if stated is None else {"": stated}
     own = inspect.get_annotations(seam.hook)
-    overrides = [
-        name
-        for name in vars(seam.hook)
-        if name not in own and (name == "__init__" or not name.startswith("__"))
-    ]
     return {
-        name: repr(not value) if _is_value(seam, name) else bare_signature(value)
-        for name, value in ((name, getattr(seam.hook, name)) for name in overrides)
+        name: repr(not value) if _is_value(seam, name) else bare_signature(getattr(seam.hook, name))
+        for name, value in vars(seam.hook).items()
+        if name not in own and (name == "__init__" or not name.startswith("__"))
     }
 
 
