@@ -18,8 +18,9 @@ from sglang_dspark.patches.seam import Seam
 from sglang_dspark.serving import upstream
 
 # Markers of formats in whole (`<tool_call>`, `<|python_tag|>`, `[TOOL_CALLS]`), which parsers wait
-# for and vocabularies have as one token; then words with their space, then single characters.
-PIECE = re.compile(r"</?[^<>\s]{1,40}>|\[/?[A-Z_]{2,}\]| ?\w+|.", re.DOTALL)
+# for and vocabularies have as one token; then words with their space; then JSON's signs with the
+# line breaks behind them, which Hermes would send as text between calls; then single characters.
+PIECE = re.compile(r"</?[^<>\s]{1,40}>|\[/?[A-Z_]{2,}\]| ?\w+|[{}\[\]\",][\r\n]+|.", re.DOTALL)
 # A chunk without these changes no parser's state, and most chunks of an answer are such.
 _STRUCTURE = re.compile(r"[<>\[\]{}()|\"`;\n]")
 
