@@ -16,6 +16,7 @@ PATHS: dict[Api, str] = {
     "chat": "/v1/chat/completions",
     "generate": "/generate",
 }
+_SGLANG_ONLY = ("return_spec_tokens_details", "ignore_eos")
 # What is sent: text or token ids, for chat the messages.
 Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]
 
@@ -40,10 +41,11 @@ class Sampling:
         return {**body, "ignore_eos": self.ignore_eos, **self.extra}
 
 
-def request_body(api: Api, prompt: Prompt, sampling: Sampling) -> dict[str, Any]:
+def request_body(api: Api, prompt: Prompt, sampling: Sampling, model: str = "") -> dict[str, Any]:
     """JSON body of a streamed request.
 
-    prompt: chat messages for `chat`, else text or token ids.
+    prompt: chat messages for `chat`, else text or token ids. model: name at another vendor's
+    server, which gets OpenAI's own fields alone: some refuse what they do not know.
     """
     value = prompt if isinstance(prompt, str) else list(prompt)
     if api == "generate":
@@ -57,4 +59,7 @@ def request_body(api: Api, prompt: Prompt, sampling: Sampling) -> dict[str, Any]
         "return_spec_tokens_details": True,
         **sampling.openai(),
     }
+    if model:
+        own = {"model": model, "stream_options": {"include_usage": True}}
+        return {k: v for k, v in {**body, **own}.items() if k not in _SGLANG_ONLY}
     return body if api == "chat" else {**body, "return_token_ids": True}

@@ -37,7 +37,8 @@ class CellPrompt:
 
 @dataclass(frozen=True)
 class CellPlan:
-    """Requests of one cell. silence_s: longest wait for the next byte; limit_s: end of the cell."""
+    """Requests of one cell. silence_s: longest wait for the next byte; limit_s: end of the cell;
+    model: as in `request_body`."""
 
     api: Api
     prompts: tuple[CellPrompt, ...]
@@ -47,6 +48,7 @@ class CellPlan:
     extra: Mapping[str, Any] = field(default_factory=dict)
     silence_s: float = 120.0
     limit_s: float = 1800.0
+    model: str = ""
 
     def __post_init__(self) -> None:
         if self.api not in PATHS:
@@ -83,7 +85,7 @@ class CellPlan:
             arrival.max_new_tokens, self.temperature, self.ignore_eos, dict(self.extra)
         )
         prompt = self.prompts[arrival.prompt]
-        body = request_body(self.api, prompt.content, sampling)
+        body = request_body(self.api, prompt.content, sampling, self.model)
         return json.dumps({**body, **prompt.extra}).encode()
 
     def save(self, path: Path) -> None:

@@ -1,8 +1,10 @@
 """Prompt mixes: math, code and chat of the evaluation set, shared-prefix conversations, own files.
 
 A mix is named by its parts, joined by commas: `math`, `code`, `chat`, `multi-turn`, `words`, or a
-JSONL file as `dspark eval` reads it. `words` are 256 short prompts that mean nothing, for targets
-whose answers mean nothing either, and whose tokens are bytes. The conversations of `multi-turn`
+JSONL file as `dspark eval` reads it. `code@300` are the code prompts, each behind at least 300
+words of other prompts, so that a report compares input lengths. `words` are 256 short prompts that
+mean nothing, for targets whose answers mean nothing either, and whose tokens are bytes. The
+conversations of `multi-turn`
 share one of a few long openings, and each of their turns is a request of its own that repeats all
 before it, as a chat server sees them.
 """
@@ -11,7 +13,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
 
@@ -78,7 +80,33 @@ def cell_prompts(mix: Mix, api: Api, render: Render | None = None) -> tuple[Cell
     return tuple(CellPrompt(each.id, each.domain, content(each)) for each in mix.prompts)
 
 
+def _longer(kind: str, words: int) -> list[EvalPrompt]:
+    """Return the prompts of a kind, each behind the ones that follow it in the evaluation set.
+
+    No two share their beginning, which a prefix cache would make short again.
+    """
+    every = evaluation_prompts()
+    found = []
+    for at, prompt in enumerate(every):
+        if prompt.domain != kind:
+            continue
+        context: list[str] = []
+        for other in every[at + 1 :] + every[:at]:
+            if len(" ".join(context).split()) >= words:
+                break
+            context.append("\n\n".join(other.turns))
+        first = "\n\n".join([*context, prompt.turns[0]])
+        turns = (first, *prompt.turns[1:])
+        found.append(
+            replace(prompt, id=f"{prompt.id}@{words}", domain=f"{kind}@{words}", turns=turns)
+        )
+    return found
+
+
 def _groups(part: str) -> list[list[EvalPrompt]]:
+    kind, at, words = part.partition("@")
+    if kind in DOMAINS and at and words.isdecimal():
+        return [[prompt] for prompt in _longer(kind, int(words))]
     if part == MULTI_TURN:
         return multi_turn_prompts()
     if part == WORDS:
@@ -86,7 +114,7 @@ def _groups(part: str) -> list[list[EvalPrompt]]:
     if part in DOMAINS:
         return [[prompt] for prompt in evaluation_prompts() if prompt.domain == part]
     if not Path(part).is_file():
-        known = ", ".join((*DOMAINS, MULTI_TURN, WORDS))
+        known = ", ".join((*DOMAINS, *(f"{each}@WORDS" for each in DOMAINS), MULTI_TURN, WORDS))
         raise DSparkError(f"no prompts {part!r}: neither one of {known} nor a file")
     return [[prompt] for prompt in read_prompts(Path(part))]
 

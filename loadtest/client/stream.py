@@ -85,6 +85,7 @@ class Answer:
         self._unfinished: set[int] = set()  # of these answers, those without a finish reason
         self._uncounted = False  # whether a chunk of text came without its number of tokens
         self._reported = 0  # tokens by the last usage that came
+        self._final = 0  # tokens by the last usage that came in a chunk of its own
 
     def add(self, api: Api, event: Mapping[str, Any], at: float) -> None:
         """Take in one event. at: seconds since the request was sent."""
@@ -103,6 +104,8 @@ class Answer:
         total = usage.get("completion_tokens")
         self.prompt_tokens = usage.get("prompt_tokens") or self.prompt_tokens
         self._reported = total or self._reported
+        if not event.get("choices"):
+            self._final = total or self._final
         for choice in event.get("choices") or ():
             index = choice.get("index", 0)
             self._end_of(index, choice.get("finish_reason") or "")
@@ -110,7 +113,7 @@ class Answer:
             ids = tuple(choice.get("token_ids") or ())
             new = len(ids) if total is None else total - self._counted.get(index, 0)
             self._counted[index] = self._counted.get(index, 0) + new
-            self._uncounted |= bool(text) and total is None and not ids
+            self._uncounted |= bool(text) and not total and not ids
             if new > 0 or text:
                 self._append(at, text, new, ids)
 
@@ -130,14 +133,15 @@ class Answer:
     def close(self) -> tuple[Outcome, str]:
         """End the answer: return what became of it and, unless "ok", the reason in one line.
 
-        A usage that came at the end alone is spread over the chunks of text first: a token for
-        each, the others by the length of their text.
+        A usage that came at the end alone, or differs there from the running one, is spread over
+        the chunks of text first: a token for each, the others by the length of their text.
         """
-        if self._uncounted and self._reported:
-            chunks = [chunk for chunk in self.chunks if chunk.text]
-            counts = spread(self._reported, [len(chunk.text) for chunk in chunks])
+        total = self._final or (self._reported if self._uncounted else 0)
+        chunks = [chunk for chunk in self.chunks if chunk.text]
+        if chunks and total and (self._uncounted or total != self.tokens):
+            counts = spread(total, [len(chunk.text) for chunk in chunks])
             self.chunks = [replace(c, tokens=n) for c, n in zip(chunks, counts, strict=True)]
-            self.tokens = self._reported
+            self.tokens = total
         if self.finish_reason == "abort":
             return "error", refusal(json.dumps(self.meta.get("finish_reason", "aborted")))
         if not self.chunks:

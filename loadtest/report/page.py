@@ -136,7 +136,10 @@ def _interactive(run: Run) -> dict[str, Any]:
 
 
 def _section(run: Run, drawn: Drawn) -> dict[str, Any]:
-    below = {"matched": [tables.matched], "acceptance": [tables.verified, tables.acceptance]}
+    below = {
+        "matched": [tables.matched],
+        "acceptance": [tables.verified, tables.acceptance, tables.accepted_positions],
+    }
     found = [table(run) for table in below.get(drawn.stem, [])]
     return {
         "stem": drawn.stem,

@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from sglang_dspark.loadtest.client.metrics import SpecStats
 from sglang_dspark.loadtest.report.data import Run, pooled, verified_drafts
 from sglang_dspark.loadtest.report.model_error import MISSED, ModelError
 from sglang_dspark.loadtest.sweep.holding import said_limits
@@ -200,6 +201,30 @@ def acceptance(run: Run) -> Table | None:
     if not rows:
         return None
     return Table("tau by kind of prompt", ["arm", "gamma", *domains, "all"], rows)
+
+
+def accepted_positions(run: Run) -> Table | None:
+    """Acceptance by kind of prompt and position, under AIPerf's names.
+
+    Token-weighted acceptance length is tau; a position's share is of all steps, and counts those
+    whose drafts up to it were all accepted.
+    """
+    deepest = max((run.arm(name).gamma for name in run.arms), default=0)
+    rows = []
+    for name in run.arms:
+        cells, gamma = run.good(name), run.arm(name).gamma
+        domains = sorted({domain for cell in cells for domain in cell.domains}) if gamma else []
+        for domain in domains:
+            found = pooled(c.domains[domain].histogram for c in cells if domain in c.domains)
+            if not sum(found):
+                continue
+            steps = SpecStats(sum(found), sum(n * k for n, k in enumerate(found)), tuple(found))
+            shares = [f"{share:.1%}" for share in steps.acceptance(gamma)]
+            shares += ["-"] * (deepest - gamma)
+            rows.append([name, domain, f"{steps.steps}", f"{steps.tau:.2f}", *shares])
+    head = ["arm", "prompts", "spec decode steps", "token-weighted acceptance length"]
+    head += [f"position {k}" for k in range(1, deepest + 1)]
+    return Table("Acceptance by kind of prompt and position", head, rows) if rows else None
 
 
 def verified(run: Run) -> Table | None:

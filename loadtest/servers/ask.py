@@ -1,7 +1,8 @@
-"""Query a running SGLang server: model, tokenizer, drafting, device.
+"""Query a running server: model, tokenizer, drafting, device.
 
 Fields as of SGLang 0.5.23's `/server_info`, its arguments as they were resolved; older servers
-answer the same under `/get_server_info`.
+answer the same under `/get_server_info`. Of another vendor's server OpenAI's `/v1/models` tells the
+name of its model, and nothing tells whether it drafts.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from sglang_dspark.common.files import FAULTS, integer
 from sglang_dspark.errors import DSparkError
 
 _PATHS = ("/server_info", "/get_server_info")
+_MODELS = "/v1/models"
 _WAIT_S = 10.0
 _MOST_DRAFTS = 4096
 
@@ -23,7 +25,8 @@ _MOST_DRAFTS = 4096
 @dataclass(frozen=True)
 class Served:
     """A server. model, tokenizer: its arguments; algorithm: "" without speculation; drafts:
-    proposed a step; device: `cpu`, `cuda`, ...; metrics: whether it has a `/metrics` page."""
+    proposed a step; device: `cpu`, `cuda`, ...; metrics: whether it has a `/metrics` page; other:
+    another vendor's, of which the model's name alone is known."""
 
     url: str
     model: str
@@ -32,20 +35,23 @@ class Served:
     drafts: int
     device: str
     metrics: bool
+    other: bool = False
 
 
 def ask_server(url: str) -> Served:
     """Facts of the server at `url`.
 
-    Raises DSparkError when nothing answers there, what answers is no SGLang server, or it generates
-    no text.
+    Raises DSparkError when nothing answers there, what answers is neither an SGLang server nor one
+    with `/v1/models`, or it generates no text.
     """
     info = _info(url)
+    if info is None:
+        return _other(url)
     try:
         found = _served(url, info)
         embeds = bool(info.get("is_embedding"))
     except FAULTS:
-        raise _no_sglang(url, "its answer lacks SGLang's fields") from None
+        raise _no_server(url, "its answer lacks SGLang's fields") from None
     if embeds:
         raise DSparkError(f"the server at {url} serves embeddings, no text; name another --url")
     return found
@@ -71,19 +77,34 @@ def _served(url: str, info: Mapping[str, Any]) -> Served:
     )
 
 
-def _info(url: str) -> Mapping[str, Any]:
-    status = 0
+def _other(url: str) -> Served:
+    """Return another vendor's server. Raises DSparkError unless it names its first model."""
+    with httpx.Client(trust_env=False, timeout=_WAIT_S, follow_redirects=True) as http:
+        response = _get(http, url, _MODELS)
+    if response.status_code != 200:
+        raise _no_server(url, f"{_PATHS[0]} and {_MODELS} answer {response.status_code}")
+    try:
+        model = _object(url, response)["data"][0]["id"]
+    except FAULTS:
+        model = None
+    if not isinstance(model, str) or not model:
+        raise _no_server(url, f"{_MODELS} names no model")
+    return Served(url, model, model, "", 0, "", False, other=True)
+
+
+def _info(url: str) -> Mapping[str, Any] | None:
+    """Return what an SGLang server says of itself, None of another server."""
     with httpx.Client(trust_env=False, timeout=_WAIT_S, follow_redirects=True) as http:
         for path in _PATHS:
             response = _get(http, url, path)
-            status = response.status_code
-            if status == 200:
+            if response.status_code == 200:
                 return _object(url, response)
-            if status in (401, 403):
+            if response.status_code in (401, 403):
                 raise DSparkError(
-                    f"the server at {url} wants a key (status {status}); start it without --api-key"
+                    f"the server at {url} wants a key (status {response.status_code}); start it "
+                    "without --api-key"
                 )
-    raise _no_sglang(url, f"{_PATHS[0]} answers {status}")
+    return None
 
 
 def _get(http: httpx.Client, url: str, path: str) -> httpx.Response:
@@ -104,9 +125,11 @@ def _object(url: str, response: httpx.Response) -> Mapping[str, Any]:
     except ValueError:
         value = None
     if not isinstance(value, dict):
-        raise _no_sglang(url, f"{response.url.path} answers no JSON object")
+        raise _no_server(url, f"{response.url.path} answers no JSON object")
     return value
 
 
-def _no_sglang(url: str, why: str) -> DSparkError:
-    return DSparkError(f"the server at {url} is no SGLang server ({why}); name another --url")
+def _no_server(url: str, why: str) -> DSparkError:
+    return DSparkError(
+        f"the server at {url} is neither SGLang's nor OpenAI-compatible ({why}); name another --url"
+    )

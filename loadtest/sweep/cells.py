@@ -297,10 +297,11 @@ def _http() -> httpx.Client:
 def _warm_up(http: httpx.Client, url: str, plan: CellPlan) -> None:
     """One short request, thrown away, then an empty prefix cache: all cells begin alike."""
     sampling = Sampling(_WARM_UP_TOKENS)
-    body = request_body(plan.api, plan.prompts[-1].content, sampling)
+    body = request_body(plan.api, plan.prompts[-1].content, sampling, plan.model)
     try:
         http.post(f"{url}{PATHS[plan.api]}", json=body).raise_for_status()
-        http.post(f"{url}/flush_cache", params={"timeout": FLUSH_S}).raise_for_status()
+        if not plan.model:
+            http.post(f"{url}/flush_cache", params={"timeout": FLUSH_S}).raise_for_status()
     except httpx.HTTPError as error:
         raise DSparkError(f"the server at {url} does not answer ({error}); see its log") from None
 

@@ -144,6 +144,11 @@ class SweepConfig(_Section):
     )
     arms_folder: Path = Field(Path("../serve"), description="relative to the sweep's file")
     urls: dict[str, str] = Field({}, description="arms that run already: name and address")
+    models: dict[str, str] = Field(
+        {},
+        description="arms of `urls` that another vendor's server runs, and the model's name there; "
+        "they get OpenAI's own fields alone, and keep their prefix cache",
+    )
     baseline: str = Field(
         "plain", description="arm that sizes the cells and that others are compared with"
     )
@@ -177,7 +182,8 @@ class SweepConfig(_Section):
     api: Api = Field("completions", description="the interface that requests go to")
     mix: str = Field(
         "math,code,chat",
-        description="parts, joined by commas: these, `multi-turn`, `words`, JSONL files",
+        description="parts, joined by commas: these, `code@300` (behind 300 words of other "
+        "prompts), `multi-turn`, `words`, JSONL files; the report has acceptance by part",
     )
     repeats: Literal["note", "refuse", "wanted"] = Field(
         "note",
@@ -239,6 +245,10 @@ class SweepConfig(_Section):
         mentioned = {self.baseline, *self.urls}
         if self.compare is not None:
             mentioned |= {self.compare.over, self.compare.under}
+        if foreign := sorted(self.models.keys() - self.urls):
+            raise ValueError(f"models names {', '.join(foreign)}, which urls lacks")
+        if self.models and self.api == "generate":
+            raise ValueError("other vendors' servers have no /generate; use api: chat")
         if missing := sorted(mentioned - names):
             raise ValueError(f"{', '.join(missing)} is not among the arms {', '.join(self.arms)}")
         if self.api not in PATHS:

@@ -149,7 +149,7 @@ def trace_load(config: SweepConfig, trace: TraceReplay) -> Load:
 
 
 def cell_plan(config: SweepConfig, cell: PlannedCell, supply: Supply) -> CellPlan:
-    """Plan the requests of one cell; equal for all arms."""
+    """Plan the requests of one cell; equal for all arms but for `models`."""
     load, prompts = cell.load, supply.prompts
     seed = int(
         np.random.SeedSequence(
@@ -170,6 +170,7 @@ def cell_plan(config: SweepConfig, cell: PlannedCell, supply: Supply) -> CellPla
         ignore_eos=config.ignore_eos or replayed,  # its answers are as long as they were
         silence_s=_SILENCE_S,
         limit_s=_LIMIT * load.expected_s + _SILENCE_S,
+        model=config.models.get(cell.arm, ""),
     )
 
 

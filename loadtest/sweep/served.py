@@ -68,11 +68,13 @@ def sweep_of(
     others = [arm for arm in arms if arm.name != baseline]
     scheduled = [arm.name for arm in others if _schedules(arm)]
     first = next(iter([*scheduled, *(arm.name for arm in others)]), None)
-    here = _has_template(served[0])
+    models = {arm.name: e.model for arm, e in zip(arms, served, strict=True) if e.other}
+    here = not models and _has_template(served[0])
     config = SweepConfig(
         name="servers",
         arms=names,
         urls={arm.name: each.url for arm, each in zip(arms, served, strict=True)},
+        models=models,
         baseline=baseline,
         compare=None if first is None else Comparison(over=first, under=baseline),
         target=served[0].tokenizer if here else served[0].model,
@@ -89,7 +91,8 @@ def _split(text: str) -> tuple[str, str]:
 
 
 def _require_comparable(served: Sequence[Served]) -> None:
-    first = served[0]
+    sglang = [each for each in served if not each.other]
+    first = (sglang or served)[0]
     for number, each in enumerate(served):
         if each.url in [other.url for other in served[:number]]:
             raise DSparkError(f"--url names {each.url} twice; name each server once")
@@ -97,7 +100,8 @@ def _require_comparable(served: Sequence[Served]) -> None:
             ("model", first.model, each.model),
             ("tokenizer", first.tokenizer, each.tokenizer),
         ):
-            if _place(ours) != _place(theirs):
+            # Vendors name one model differently: the caller knows what they serve.
+            if not each.other and _place(ours) != _place(theirs):
                 raise DSparkError(
                     f"{first.url} serves the {what} {ours} and {each.url} {theirs}: arms of one "
                     "sweep share it; serve the same, or sweep them apart"
@@ -122,6 +126,8 @@ def _has_template(served: Served) -> bool:
 
 def _arm(address: Address, served: Served) -> Arm:
     name = address.name or re.sub("[^a-z0-9]+", "-", served.algorithm.lower()).strip("-")
+    if served.other:
+        return Arm(name=name or "other", about=f"{served.model}, another server at {served.url}")
     if not served.algorithm:
         return Arm(name=name or "plain", about=f"no speculation, at {served.url}")
     return Arm(

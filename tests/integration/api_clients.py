@@ -18,7 +18,8 @@ class Asked:
     """A question.
 
     tools: JSON schema of the arguments by name. thinks: whether the answer begins with reasoning.
-    schema: JSON schema of the answer, for APIs that accept one; {} is none.
+    schema: JSON schema of the answer, for APIs that accept one; {} is none. choice: "required" or
+    the name of a tool that the answer has to call, "" for none.
     """
 
     prompt: str
@@ -27,6 +28,7 @@ class Asked:
     tools: dict[str, Any] = field(default_factory=dict)
     thinks: bool = False
     schema: dict[str, Any] = field(default_factory=dict)
+    choice: str = ""
 
 
 @dataclass
@@ -92,6 +94,9 @@ def chat(server: Served, asked: Asked, stream: bool) -> Answer:
             {"type": "function", "function": {"name": name, "parameters": schema}}
             for name, schema in asked.tools.items()
         ]
+    if asked.choice:
+        named = {"type": "function", "function": {"name": asked.choice}}
+        body["tool_choice"] = "required" if asked.choice == "required" else named
     path = "/v1/chat/completions"
     if not stream:
         done = whole(server, path, body)
@@ -132,6 +137,35 @@ def _chat_stream(chunks: Iterator[dict[str, Any]]) -> Answer:
     return got
 
 
+def completions(server: Served, asked: Asked, stream: bool) -> Answer:
+    """POST /v1/completions."""
+    body: dict[str, Any] = {
+        "model": "default",
+        "prompt": asked.prompt,
+        "max_tokens": asked.limit,
+        "temperature": 0,
+        "logprobs": TOP,
+        "stream": stream,
+    }
+    if asked.stop:
+        body["stop"] = asked.stop
+    if stream:
+        body["stream_options"] = {"include_usage": True}
+        chunks = list(events(server, "/v1/completions", body))
+    else:
+        chunks = [whole(server, "/v1/completions", body)]
+    got = Answer(usage=chunks[-1]["usage"], logprobs=[], events=len(chunks) if stream else 0)
+    for choice in (each for chunk in chunks for each in chunk["choices"]):
+        got.text += choice["text"]
+        found = choice.get("logprobs") or {}
+        got.logprobs += zip(
+            found.get("tokens") or (), found.get("token_logprobs") or (), strict=True
+        )
+        if choice["finish_reason"]:
+            got.end = [choice["finish_reason"], choice.get("matched_stop")]
+    return got
+
+
 def responses(server: Served, asked: Asked, stream: bool) -> Answer:
     """POST /v1/responses."""
     body: dict[str, Any] = {
@@ -153,6 +187,9 @@ def responses(server: Served, asked: Asked, stream: bool) -> Answer:
             {"type": "function", "name": name, "parameters": schema}
             for name, schema in asked.tools.items()
         ]
+    if asked.choice:
+        named = {"type": "function", "name": asked.choice}
+        body["tool_choice"] = "required" if asked.choice == "required" else named
     if not stream:  # upstream refuses logprobs in streams
         body |= {"include": ["message.output_text.logprobs"], "top_logprobs": TOP}
     if not stream:
@@ -219,6 +256,9 @@ def messages(server: Served, asked: Asked, stream: bool) -> Answer:
         body["tools"] = [
             {"name": name, "input_schema": schema} for name, schema in asked.tools.items()
         ]
+    if asked.choice:
+        named = {"type": "tool", "name": asked.choice}
+        body["tool_choice"] = {"type": "any"} if asked.choice == "required" else named
     if not stream:
         done = whole(server, "/v1/messages", body)
         blocks, events_seen = done["content"], 0
@@ -335,6 +375,7 @@ def generate(server: Served, asked: Asked, stream: bool) -> Answer:
 
 APIS: dict[str, Callable[[Served, Asked, bool], Answer]] = {
     "/v1/chat/completions": chat,
+    "/v1/completions": completions,
     "/v1/responses": responses,
     "/v1/messages": messages,
     "/api/chat": ollama_chat,

@@ -1,4 +1,4 @@
-"""Six APIs, streamed and not, 12 texts: a DSPARK server answers as a plain one.
+"""Seven APIs, streamed and not, 12 texts: a DSPARK server answers as a plain one.
 
 The scripted target (`scripted_models.py`) says each text to the end of its prompt, and its drafter
 is always right. A window of 48 tokens holds what a client's parser gets one token at a time

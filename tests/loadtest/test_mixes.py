@@ -37,6 +37,18 @@ def test_turns_repeat_all_before_them_and_share_their_openings() -> None:
     assert len(set(ids)) == len(ids)
 
 
+def test_longer_prompts_are_a_part_of_their_own() -> None:
+    short, long = load_mix("code").prompts, load_mix("code@300").prompts
+    assert {prompt.domain for prompt in long} == {"code@300"}
+    starts = {prompt.turns[0].partition("\n\n")[0] for prompt in long}
+    assert len(starts) == len(long) == len(short)
+    for one, other in zip(short, long, strict=True):
+        assert other.turns[0].endswith(f"\n\n{one.turns[0]}")
+        assert 300 <= len(other.turns[0].split()) - len(one.turns[0].split()) < 500
+    with pytest.raises(DSparkError, match="no prompts 'code@x'"):
+        load_mix("code@x")
+
+
 def test_content_is_what_the_interface_takes(tmp_path: Path) -> None:
     own = tmp_path / "own.jsonl"
     own.write_text('{"prompt": "hello", "id": "a"}\n{"turns": ["x", "y", "z"], "id": "b"}\n')

@@ -18,6 +18,7 @@ from sglang_dspark.loadtest.report.figures import Drawn, draw_all
 from sglang_dspark.loadtest.report.page import make_report
 from sglang_dspark.loadtest.report.page_model import MIX
 from sglang_dspark.loadtest.report.page_reference import Choice, outcome
+from sglang_dspark.loadtest.report.tables import accepted_positions
 from sglang_dspark.loadtest.report.tiles import tiles
 from sglang_dspark.loadtest.sweep.run_dir import SUMMARY_FILE, Level, read_summary, write
 from tests.loadtest.made_run import GAMMA, SURVIVAL, USERS, make_run, true_model
@@ -87,6 +88,22 @@ def test_tiles_of_one_trial_claim_nothing(tmp_path: Path) -> None:
     found = tiles(Run.read(make_run(tmp_path, trials=1)))
     said = [tile.detail for tile in found if tile.value.endswith("x")]
     assert said == ["too few trials for an interval"] * 3
+
+
+def test_acceptance_has_a_row_for_each_arm_and_kind_of_prompt(folder: Path) -> None:
+    run = Run.read(folder)
+    table = accepted_positions(run)
+    assert table is not None
+    rows = {(row[0], row[1]): row[2:] for row in table.rows}
+    drafting = [name for name in run.arms if run.arm(name).gamma]
+    assert set(rows) == {(name, kind) for name in drafting for kind in SURVIVAL}
+    for kind in SURVIVAL:
+        steps, length, *shares = rows["dspark-fixed-gamma", kind]
+        values = [float(share.rstrip("%")) / 100 for share in shares]
+        assert len(values) == GAMMA
+        assert values == pytest.approx(list(SURVIVAL[kind])[:GAMMA], abs=0.02)
+        assert float(length) == pytest.approx(1 + sum(values), abs=0.02)
+        assert int(steps) > 0
 
 
 def test_verified_drafts_are_counted_by_who_verifies(folder: Path) -> None:

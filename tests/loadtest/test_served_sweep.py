@@ -215,8 +215,8 @@ def test_a_server_is_asked(target: Path) -> None:
 @pytest.mark.parametrize(
     ("status", "body", "said"),
     [
-        (404, b"", r"no SGLang server \(/server_info answers 404\)"),
-        (200, b"<html>", "no SGLang server .*answers no JSON object"),
+        (404, b"", r"neither SGLang's nor OpenAI-compatible .*/v1/models answer 404"),
+        (200, b"<html>", "neither SGLang's nor OpenAI-compatible .*answers no JSON object"),
         (200, b"[1]", "answers no JSON object"),
         (200, b'{"version": "1"}', "its answer lacks SGLang's fields"),
         (200, told(model_path=None), "its answer lacks SGLang's fields"),
