@@ -58,6 +58,15 @@ def test_the_last_usage_counts() -> None:
     assert answer.chunks == [Chunk(0.0, "a", 3), Chunk(0.0, "bb", 5)]
 
 
+def test_a_running_usage_of_zero_is_none() -> None:
+    answer = Answer()
+    for at, text in enumerate("ab"):
+        choice = {"delta": {"content": text}, "finish_reason": "stop" if at else None}
+        answer.openai({"choices": [choice], "usage": {"completion_tokens": 6 * at}}, float(at))
+    assert answer.close() == ("ok", "")
+    assert [chunk.tokens for chunk in answer.chunks] == [3, 3]
+
+
 def test_other_vendors_get_the_fields_of_openai_alone() -> None:
     body = request_body("chat", [{"role": "user", "content": "x"}], Sampling(4), MODEL)
     assert body == {
