@@ -1,8 +1,8 @@
 """Query a running server: model, tokenizer, drafting, device.
 
 Fields as of SGLang 0.5.23's `/server_info`, its arguments as they were resolved; older servers
-answer the same under `/get_server_info`. Of another vendor's server OpenAI's `/v1/models` tells the
-name of its model, and nothing tells whether it drafts.
+answer the same under `/get_server_info`. Of another vendor's server, `/v1/models` has the
+name of its model; whether it drafts is unknown.
 """
 
 from __future__ import annotations

@@ -18,8 +18,7 @@ class Asked:
     """A question.
 
     tools: JSON schema of the arguments by name. thinks: whether the answer begins with reasoning.
-    schema: JSON schema of the answer, for APIs that accept one; {} is none. choice: "required" or
-    the name of a tool that the answer has to call, "" for none.
+    schema: JSON schema of the answer, for APIs that accept one; {} is none.
     """
 
     prompt: str
@@ -28,7 +27,6 @@ class Asked:
     tools: dict[str, Any] = field(default_factory=dict)
     thinks: bool = False
     schema: dict[str, Any] = field(default_factory=dict)
-    choice: str = ""
 
 
 @dataclass
@@ -94,9 +92,6 @@ def chat(server: Served, asked: Asked, stream: bool) -> Answer:
             {"type": "function", "function": {"name": name, "parameters": schema}}
             for name, schema in asked.tools.items()
         ]
-    if asked.choice:
-        named = {"type": "function", "function": {"name": asked.choice}}
-        body["tool_choice"] = "required" if asked.choice == "required" else named
     path = "/v1/chat/completions"
     if not stream:
         done = whole(server, path, body)
@@ -187,9 +182,6 @@ def responses(server: Served, asked: Asked, stream: bool) -> Answer:
             {"type": "function", "name": name, "parameters": schema}
             for name, schema in asked.tools.items()
         ]
-    if asked.choice:
-        named = {"type": "function", "name": asked.choice}
-        body["tool_choice"] = "required" if asked.choice == "required" else named
     if not stream:  # upstream refuses logprobs in streams
         body |= {"include": ["message.output_text.logprobs"], "top_logprobs": TOP}
     if not stream:
@@ -256,9 +248,6 @@ def messages(server: Served, asked: Asked, stream: bool) -> Answer:
         body["tools"] = [
             {"name": name, "input_schema": schema} for name, schema in asked.tools.items()
         ]
-    if asked.choice:
-        named = {"type": "tool", "name": asked.choice}
-        body["tool_choice"] = {"type": "any"} if asked.choice == "required" else named
     if not stream:
         done = whole(server, "/v1/messages", body)
         blocks, events_seen = done["content"], 0

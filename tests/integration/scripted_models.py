@@ -37,8 +37,9 @@ TEMPLATE = (
     "{% if enable_thinking is defined and enable_thinking is false %}/no_think {% endif %}"
     "{% for message in messages %}{{ message.content }}{% endfor %}"
 )
-# Markers that vocabularies have as one token, words with their space, then single characters.
-PIECES = re.compile(r"</?[a-z_]+>| ?\w+|.", re.DOTALL)
+# Markers that vocabularies have as one token, words with their space, brackets with the line breaks
+# behind them, then single characters.
+PIECES = re.compile(r"</?[a-z_]+>| ?\w+|[{}\[\]\",]\n+|.", re.DOTALL)
 
 
 class ScriptedPair(NamedTuple):

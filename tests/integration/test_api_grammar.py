@@ -49,37 +49,12 @@ def chosen(logprobs: Any) -> list[tuple[Any, float]]:
     return [(token, value) for value, token, _ in logprobs[0]]
 
 
-class Call(NamedTuple):
-    """An API, whether it streams, and the tool that an answer has to call."""
-
-    api: str
-    stream: bool
-    choice: str
-
-    def ask(self, server: Served) -> Answer:
-        """Ask with tools whose arguments have one value each."""
-        tools = {name: {"const": value} for name, value in ARGUMENTS.items()}
-        prompt = f"Repeat this JSON: {json.dumps(ARGUMENTS, ensure_ascii=False)}"
-        return APIS[self.api](
-            server, Asked(prompt, 160, tools=tools, choice=self.choice), self.stream
-        )
-
-
-# Arguments by tool; `required` lets the model choose one or more.
-ARGUMENTS: dict[str, Any] = {"weather": {"city": "São 😀 </tool_call>"}, "add": {"a": 1}}
-WITH_TOOLS = ("/v1/chat/completions", "/v1/responses", "/v1/messages")
-CALLS = [Call(*cell) for cell in product(WITH_TOOLS, STREAMED, ("required", *ARGUMENTS))]
 CASES = [Case(*cell) for cell in product(WITH_SCHEMA, STREAMED, FORCED)]
 
 
 @pytest.fixture(scope="module")
 def wanted(plain: Served) -> dict[Case, Answer]:
     return {case: case.ask(plain) for case in CASES}
-
-
-@pytest.fixture(scope="module")
-def called(plain: Served) -> dict[Call, Answer]:
-    return {case: case.ask(plain) for case in CALLS}
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case)))
@@ -100,20 +75,3 @@ def test_forced_answers_are_the_plain_servers(
     assert [token for token, _ in chosen(got.logprobs)] == [token for token, _ in theirs]
     for (_, ours), (_, wanted_value) in zip(chosen(got.logprobs), theirs, strict=True):
         assert ours == pytest.approx(wanted_value, abs=1e-3)
-
-
-@pytest.mark.parametrize("case", CALLS, ids=lambda case: "-".join(map(str, case)))
-def test_forced_calls_are_the_plain_servers(
-    called: dict[Call, Answer], dspark_ragged: Served, case: Call
-) -> None:
-    got, plain = case.ask(dspark_ragged), called[case]
-    assert (got.text, got.calls, got.end, got.usage) == (
-        plain.text,
-        plain.calls,
-        plain.end,
-        plain.usage,
-    )
-    for name, arguments in got.calls:
-        assert json.loads(arguments) == ARGUMENTS[name]
-        assert case.choice in ("required", name)
-    assert got.calls
