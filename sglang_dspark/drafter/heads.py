@@ -95,7 +95,7 @@ def restrict_vocabulary(head: MarkovHead, allowed: Tensor) -> None:
 def allowed_vocabulary(head: MarkovHead) -> Tensor | None:
     """Token ids [n] the draft may propose, or None when it is not restricted."""
     for projection in _projections(head):
-        if bool(projection.weight[-1].any()) or float(projection.bias[-1]) != SATURATED:
+        if bool(projection.weight[-1].any()) or float(projection.bias[-1].detach()) != SATURATED:
             return None
     return restricted_tokens(head.markov_w1.weight, head.markov_w2.weight)
 

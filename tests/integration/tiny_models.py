@@ -9,6 +9,7 @@ Tokens are bytes, so any text works.
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -55,9 +56,10 @@ def build(folder: Path, *, noise: float = 0.0, seed: int = 0, attends: float = 0
 
 
 def build_moe(folder: Path, pair: TinyPair) -> Path:
-    """Write a drafter with experts, streams and a window for the pair's target; its directory.
+    """Write a drafter with experts, streams, a window and an RNN head; its directory.
 
-    Its Markov head is that of the pair's drafter, and its layers, random, have a say beside it.
+    The head knows the target's table as the pair's drafter does, up to its recurrence. Its layers
+    are random and change drafts.
     """
     config = replace(
         DrafterConfig.from_dir(pair.drafter),
@@ -69,6 +71,7 @@ def build_moe(folder: Path, pair: TinyPair) -> Path:
         routed_scaling=2.0,
         residual_streams=4,
         window=16,
+        markov_head_type="rnn",
     )
     torch.manual_seed(3)
     drafter = DSparkDrafter(config)
@@ -77,16 +80,26 @@ def build_moe(folder: Path, pair: TinyPair) -> Path:
         for name in heads.keys() & weights.keys():  # outside the backbone, names are the file's
             weights[name].copy_(heads[name])
         weights["backbone.norm.weight"].fill_(0.1)
+        know_table(weights)
     save_drafter(drafter, folder)
     return folder
+
+
+def know_table(weights: Mapping[str, torch.Tensor]) -> None:
+    """Make an RNN head's bias nearly W2 W1[x], moved by its state and by h."""
+    joint, w2 = weights["markov_head.joint_proj.weight"], weights["markov_head.markov_w2.weight"]
+    rank, share = w2.shape[1], 0.3  # tanh of that share of W1[x] is nearly linear
+    joint[:, :rank].normal_(std=0.1)
+    joint[2 * rank :, rank : 2 * rank].copy_(share * torch.eye(rank))
+    w2.div_(share)
 
 
 def build_published(folder: Path, pair: TinyPair) -> Path:
     """Write a published drafter for the pair's target, in the layout of `speculators`.
 
     It drafts over 180 of 260 tokens and not in the anchor's row. Two of its three layers have a
-    causal window of 16, and all have Llama 3's rotation. Its Markov head knows the target's table,
-    as that of the pair's drafter.
+    causal window of 16, and all have Llama 3's rotation. Its gated Markov head knows the target's
+    table as that of the pair's drafter does, where its gates are open.
     """
     target, heads = read_tensors(pair.target), read_tensors(pair.drafter)
     embedding = target["embed_tokens.weight"]
@@ -99,6 +112,7 @@ def build_published(folder: Path, pair: TinyPair) -> Path:
         inner=2 * HIDDEN,
         block=GAMMA + 1,
         rank=HIDDEN,
+        markov="gated",
         window=16,
         sliding=(0, 2),
         from_anchor=False,
@@ -117,23 +131,30 @@ def build_published(folder: Path, pair: TinyPair) -> Path:
     w1, w2 = "markov_head.markov_w1.weight", "markov_head.markov_w2.weight"
     published.tensors[w1] = heads[w1]
     published.tensors[w2] = heads[w2][published.token_ids()].contiguous()
+    published.tensors["markov_head.gate_proj.bias"] += 2
     published.tensors["norm.weight"] = torch.full((HIDDEN,), 0.3)  # windows change drafts
     return published.write(folder)
 
 
-def build_listening(folder: Path, pair: TinyPair) -> Path:
+def build_listening(folder: Path, pair: TinyPair, head: str = "vanilla") -> Path:
     """Write a dense drafter for the pair's target whose layers have a say; its directory.
 
-    What it drafts, and how sure it is, depends on the context that it was given.
+    What it drafts, and how sure it is, depends on the context that it was given. head: of the
+    Markov heads, each knows the target's table nearly.
     """
     torch.manual_seed(5)
-    drafter = DSparkDrafter(replace(DrafterConfig.from_dir(pair.drafter), num_layers=2))
+    config = replace(DrafterConfig.from_dir(pair.drafter), num_layers=2, markov_head_type=head)
+    drafter = DSparkDrafter(config)
     weights, heads = drafter.state_dict(), read_tensors(pair.drafter)
     with torch.no_grad():
         for name in heads.keys() & weights.keys():  # outside the backbone, names are the file's
             weights[name].copy_(heads[name])
         weights["backbone.norm.weight"].fill_(0.2)
         weights["confidence_head.proj.weight"].normal_()
+        if head == "gated":
+            weights["markov_head.gate_proj.bias"].fill_(2.0)
+        elif head == "rnn":
+            know_table(weights)
     save_drafter(drafter, folder)
     return folder
 

@@ -1,7 +1,8 @@
 """CUDA's side of the step with a drafter that has no confidence head, eager and in graphs.
 
 Confidence comes from the logits that the drafts were drawn from; in graphs those are the same
-tensors at every replay.
+tensors at every replay. The Markov heads are those that no other rehearsal has: an RNN eagerly, a
+gated one in graphs.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.drafter.helpers import copy_without_head
+from tests.drafter.helpers import strip_head
 from tests.integration import tiny_models
 from tests.integration.serving import Served, ServerPool
 from tests.integration.test_scheduled_law import ALPHA, Cut, evidence, rank_p_value, read_back
@@ -24,11 +25,15 @@ from tests.rehearsal.test_overlap_steps import GREEDY, PROMPTS, TOKENS
 pytestmark = [pytest.mark.server, pytest.mark.xdist_group("rehearsal")]
 
 
-@pytest.fixture(scope="module", params=["eager", "graphs"])
+HEADS = {"eager": "rnn", "graphs": "gated"}
+
+
+@pytest.fixture(scope="module", params=HEADS)
 def headless(
     pool: ServerPool, pair: tiny_models.TinyPair, request: pytest.FixtureRequest
 ) -> Iterator[Rehearsed]:
-    folder = copy_without_head(pair.drafter, pool.folder / f"headless-{request.param}")
+    folder = pool.folder / f"headless-{request.param}"
+    strip_head(tiny_models.build_listening(folder, pair, HEADS[request.param]))
     graphs = ("--cuda-graph-bs-decode", "1", "2", "4", "8") if request.param == "graphs" else ()
     world = {"DSPARK_REHEARSAL_GRAPHS": "1", "DSPARK_REHEARSAL_STAIR": "8e-3"} if graphs else {}
     world["SGLANG_RAGGED_VERIFY_MODE"] = "compact"  # as our start sets it where the device is CUDA
