@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from sglang_dspark.drafter.config import DrafterConfig
-from sglang_dspark.drafter.rotary import Llama3Scaling
+from sglang_dspark.drafter.rotary import Scaling
 
 ContextKV = tuple[Tensor, Tensor]
 
@@ -38,7 +38,7 @@ def rope(
     positions: Tensor,
     theta: float,
     share: float = 1.0,
-    scaling: Llama3Scaling | None = None,
+    scaling: Scaling | None = None,
 ) -> Tensor:
     """Rotary embedding, half-split layout. x [..., H, D], positions [...] broadcast over H.
 
@@ -48,11 +48,12 @@ def rope(
     plane = torch.arange(half, device=x.device, dtype=torch.float32)
     frequency = theta ** (-plane / half)
     if scaling is not None:
-        frequency = scaling.scale(frequency)
+        frequency = scaling.scale(frequency, theta)
     if share < 1:
         frequency = frequency * (plane < int(share * half))
     angle = positions[..., None, None].float() * frequency  # [..., 1, D/2]
-    cos, sin = angle.cos(), angle.sin()
+    size = 1.0 if scaling is None else scaling.magnitude
+    cos, sin = size * angle.cos(), size * angle.sin()
     a, b = x[..., :half].float(), x[..., half:].float()
     return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
 

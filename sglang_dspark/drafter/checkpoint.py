@@ -19,8 +19,7 @@ from torch import Tensor, nn
 
 from sglang_dspark.common.atomic_write import replacing
 from sglang_dspark.common.files import brief, fault
-from sglang_dspark.drafter import speculators
-from sglang_dspark.drafter.config import DrafterConfig, read_config, require_computed
+from sglang_dspark.drafter.config import DrafterConfig, read_config, reduction_of, require_computed
 from sglang_dspark.drafter.fields import raw_config, reading_config
 from sglang_dspark.drafter.model import DSparkDrafter
 from sglang_dspark.drafter.reduced_vocabulary import (
@@ -142,15 +141,10 @@ def check_drafter(
         require_sizes(path, config.hidden_size, config.vocab_size, target)
         require_depth(path, raw, target)
     stored = stored_tensors(path) if weights else {}
-    reduced = _reduction(path)
+    reduced = reduction_of(raw_config(path))
     if weights:
         _require_weights(path, config, stored, reduced)
     return DrafterFiles(path, raw, config, stored, reduced)
-
-
-def _reduction(path: Path) -> Reduction | None:
-    raw = raw_config(path)
-    return speculators.reduction(raw) if speculators.MARK in raw else None
 
 
 def own_shapes(config: DrafterConfig, path: Path) -> dict[str, Shape]:

@@ -27,7 +27,7 @@ from sglang_dspark.drafter.fields import (
     reading_config,
     require_declared,
 )
-from sglang_dspark.drafter.rotary import Llama3Scaling
+from sglang_dspark.drafter.rotary import Scaling
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.quantisation.checkpoint import CONFIG_KEY, UNQUANTISED
 from sglang_dspark.quantisation.formats import expert_format
@@ -69,10 +69,17 @@ def read_config(path: Path) -> dict[str, Any]:
     """
     raw = raw_config(path)
     if speculators.MARK not in raw:
-        return raw
+        reduced = reduction_of(raw)
+        return raw if reduced is None else {**raw, "markov_rank": reduced.widened_rank}
     with reading_config(path):
         plain = speculators.plain_config(raw, Path(path) / "config.json")
     return plain if plain["sliding_window"] is None else _with_window(plain)
+
+
+def reduction_of(raw: Mapping[str, Any]) -> speculators.Reduction | None:
+    """Return the sizes of a reduced vocabulary of an unchanged config; None: it has none."""
+    dense = raw.get("architectures") in ([name] for name in DENSE_ARCHITECTURES)
+    return speculators.reduction(raw) if dense or speculators.MARK in raw else None
 
 
 def _with_window(plain: Mapping[str, Any]) -> dict[str, Any]:
@@ -176,7 +183,7 @@ class DrafterConfig:
     sample_from_anchor: bool = True
     causal_window: bool = False
     full_layers: tuple[int, ...] | None = None
-    rope_scaling: Llama3Scaling | None = None
+    rope_scaling: Scaling | None = None
 
     def __post_init__(self) -> None:
         def require(ok: bool, what: str) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 from sglang_dspark.common.files import brief, number
 from sglang_dspark.drafter.fields import Fields
-from sglang_dspark.drafter.rotary import LLAMA3, Llama3Scaling, read_llama3
+from sglang_dspark.drafter.rotary import SCALED, YARN, Scaling, read_scaling
 from sglang_dspark.errors import DSparkError
 
 FULL_ATTENTION = "full_attention"
@@ -51,6 +51,10 @@ _ROTARY_NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "mrope_section": (),
     "mrope_interleaved": (False,),
 }
+
+
+# SGLang and Transformers read these of YaRN in unlike ways.
+_YARN_NEUTRAL = ("attention_factor", "attn_factor", "extrapolation_factor", "mscale", "mscale_all_dim")
 
 
 def is_gemma4(raw: Mapping[str, Any]) -> bool:
@@ -170,17 +174,19 @@ def _require_plain(place: str, rotary: Mapping[str, Any], known: tuple[str, ...]
     neutral = dict(_ROTARY_NEUTRAL)
     if "proportional" in known:
         del neutral["partial_rotary_factor"]
-    if LLAMA3 in known and LLAMA3 in kinds:
+    if any(kind in SCALED and kind in known for kind in kinds):
         del neutral["factor"]
+    if YARN in kinds:
+        neutral |= dict.fromkeys(_YARN_NEUTRAL, ())
     plain = all(_is_neutral(rotary.get(key), allowed) for key, allowed in neutral.items())
     if not plain or any(kind not in known for kind in kinds):
         raise _unsupported(place, dict(rotary))
 
 
-def _llama3(raw: Mapping[str, Any]) -> Llama3Scaling | None:
+def _scaling(raw: Mapping[str, Any]) -> Scaling | None:
     """Read the scaling of the rotary embedding; the places that describe it must agree."""
     places = ("rope_parameters", "rope_scaling")
-    found = {place: read_llama3(place, _rotary(raw, place)) for place in places if raw.get(place)}
+    found = {place: read_scaling(place, _rotary(raw, place)) for place in places if raw.get(place)}
     if len(set(found.values())) > 1:
         raise DSparkError("rope_parameters and rope_scaling differ; remove the wrong one")
     return next(iter(found.values()), None)
@@ -204,8 +210,8 @@ def _qwen3(raw: Mapping[str, Any], fields: Fields) -> dict[str, Any]:
     return {
         "num_kv_heads": fields.integer("num_key_value_heads", default=heads),
         "head_dim": fields.integer("head_dim", default=hidden // heads),
-        "rope_theta": rope_theta(raw, ("default", LLAMA3)),
-        "rope_scaling": _llama3(raw),
+        "rope_theta": rope_theta(raw, ("default", *SCALED)),
+        "rope_scaling": _scaling(raw),
     }
 
 

@@ -1,8 +1,9 @@
 """Read the tensors of a Speculators drafter over a reduced vocabulary, as weights of ours.
 
 Stored: W1 [V, r], indexed by the target's token ids; W2 [V', r] and `lm_head` [V', d], one row for
-each draft column; `d2t` [V'], token id minus column; `t2d` [V], True for a token with a column. The
-library freezes `lm_head` at the target's rows, so it is compared with them and not kept.
+each draft column; `d2t` [V'], token id minus column, or the token id itself where that alone names
+tokens; `t2d` [V], True for a token with a column. Other trainers write the same tensors. The library
+freezes `lm_head` at the target's rows, so it is compared with them and not kept.
 
 Loaded: the restriction of drafter/heads.py, a last rank that is -30 for tokens without a column.
 Ranks before it are padded with zeros (drafter/speculators.py, `Reduction`).
@@ -53,21 +54,36 @@ def read_draft_ids(path: Path, stored: Stored, vocab_size: int) -> Tensor:
         if name in stored and stored[name].dtype not in kinds:
             raise _damaged(path, f"{name} is stored as {stored[name].dtype}, not {kinds[0]}")
     maps = load_tensors({name: stored[name] for name in names})
-    offsets = maps[D2T].long()
-    ids = offsets + torch.arange(len(offsets))
-    if T2D not in maps and not bool(offsets.any()):
+    d2t = maps[D2T].long()
+    if T2D not in maps and not bool(d2t.any()):
         raise _damaged(path, "d2t is 0 throughout and there is no t2d: they were never set")
-    if int(ids.min()) < 0 or int(ids.max()) >= vocab_size:
-        raise _damaged(path, f"d2t names tokens outside the vocabulary of {vocab_size}")
-    if len(ids.unique()) != len(ids):
-        raise _damaged(path, "d2t names a token twice")
-    if T2D in maps:
-        marked = maps[T2D].bool().nonzero()[:, 0]
-        if not torch.equal(marked, ids.sort().values):
-            raise _damaged(
-                path, f"t2d marks {len(marked)} tokens and d2t names {len(ids)} which are not those"
-            )
+    marked = maps[T2D].bool().nonzero()[:, 0] if T2D in maps else None
+    ids = token_ids(d2t)
+    fault = _fault(ids, marked, vocab_size)
+    if fault is not None and _fault(d2t, marked, vocab_size) is None:
+        return d2t
+    if fault is not None:
+        raise _damaged(path, fault)
     return ids
+
+
+def token_ids(d2t: Tensor) -> Tensor:
+    """Return the token ids [V'] that offsets `d2t` [V'] name."""
+    return d2t + torch.arange(len(d2t))
+
+
+def _fault(ids: Tensor, marked: Tensor | None, vocab_size: int) -> str | None:
+    """Return why `ids` [V'] cannot be the draft columns' tokens; None: they can.
+
+    marked: ascending token ids of t2d, where it is stored.
+    """
+    if int(ids.min()) < 0 or int(ids.max()) >= vocab_size:
+        return f"d2t names tokens outside the vocabulary of {vocab_size}"
+    if len(ids.unique()) != len(ids):
+        return "d2t names a token twice"
+    if marked is not None and not torch.equal(marked, ids.sort().values):
+        return f"t2d marks {len(marked)} tokens and d2t names {len(ids)} which are not those"
+    return None
 
 
 def _damaged(path: Path, what: str) -> DSparkError:

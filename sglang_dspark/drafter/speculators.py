@@ -27,6 +27,7 @@ from sglang_dspark.errors import DSparkError
 MARK = "speculators_model_type"
 _LAYERS = "transformer_layer_config"
 _FEATURES = "aux_hidden_state_layer_ids"
+_FLAT_KIND = "speculator_model"  # `model_type` of the library's own config class
 _ANOTHER = "name another drafter"
 _RANKS = 16  # a loaded Markov head's rank is a multiple, which the CPU kernels read fastest
 # The library writes what differs from Transformers' Qwen3Config alone.
@@ -41,6 +42,7 @@ QWEN3_DEFAULTS: Mapping[str, Any] = {
     "max_position_embeddings": 32768,
     "rms_norm_eps": 1e-6,
 }
+_OF_SPECULATORS = (MARK, "speculators_config", "speculators_version", _FEATURES, "draft_vocab_size")
 _WINDOW_FIELDS = ("use_sliding_window", "sliding_window", "max_window_layers", "layer_types")
 _WINDOW, _FIRST_WINDOWED = 4096, 28  # Qwen3Config's sliding_window and max_window_layers
 _SLIDING, _FULL = "sliding_attention", "full_attention"
@@ -72,8 +74,7 @@ def plain_config(raw: Mapping[str, Any], file: Path) -> dict[str, Any]:
     layer sees everything. With a reduced vocabulary, `markov_rank` is the loaded head's.
     Raises DSparkError naming the field that is missing, malformed, or not computed here.
     """
-    layers = raw.get(_LAYERS)
-    shape = {**QWEN3_DEFAULTS, **layers} if isinstance(layers, dict) else {}
+    shape = _shape_of(raw)
     for field, value, ok, known, fix in _demands(raw, shape):
         if not ok:
             raise DSparkError(
@@ -102,11 +103,33 @@ def plain_config(raw: Mapping[str, Any], file: Path) -> dict[str, Any]:
     }
 
 
+def _is_flat(raw: Mapping[str, Any]) -> bool:
+    """Return whether the layers' fields are at the top level, as vLLM's reader writes them."""
+    return _LAYERS not in raw and "hidden_size" in raw
+
+
+def _shape_of(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """The layers' config with its defaults; empty where there is none."""
+    layers = raw.get(_LAYERS)
+    if _is_flat(raw):
+        layers = {name: value for name, value in raw.items() if name not in _OF_SPECULATORS}
+    return {**QWEN3_DEFAULTS, **layers} if isinstance(layers, dict) else {}
+
+
 def reduction(raw: Mapping[str, Any]) -> Reduction | None:
-    """Sizes of the reduced vocabulary of a config that `plain_config` reads; None: it has none."""
-    whole = {**QWEN3_DEFAULTS, **raw[_LAYERS]}["vocab_size"]
-    columns, rank = raw["draft_vocab_size"], raw.get("markov_rank", _HEADS["markov_rank"])
-    return None if columns == whole else Reduction(columns, rank)
+    """Sizes of a reduced vocabulary; None: there is none.
+
+    raw: a config that `plain_config` reads, or one of SGLang's layout.
+    """
+    columns = raw.get("draft_vocab_size")
+    if MARK in raw:
+        whole, rank = _shape_of(raw)["vocab_size"], raw.get("markov_rank", _HEADS["markov_rank"])
+    else:
+        whole, rank = raw.get("vocab_size"), raw.get("markov_rank")
+    sizes = (columns, whole, rank)
+    if columns is None or columns == whole or not all(type(size) is int for size in sizes):
+        return None
+    return Reduction(columns, rank)
 
 
 def _window(raw: Mapping[str, Any], shape: Mapping[str, Any]) -> dict[str, Any]:
@@ -144,6 +167,7 @@ def _demands(raw: Mapping[str, Any], shape: Mapping[str, Any]) -> Iterator[_Dema
     yield MARK, raw[MARK], raw[MARK] == "dspark", "`dspark` is", _ANOTHER
     yield _LAYERS, raw.get(_LAYERS), bool(shape), "a mapping is", _ANOTHER
     kind = shape.get("model_type", "qwen3")
+    kind = "qwen3" if kind == _FLAT_KIND and _is_flat(raw) else kind
     yield f"{_LAYERS}.model_type", kind, kind == "qwen3", "`qwen3` layers are", _ANOTHER
     first = raw.get("sample_from_anchor")
     fix = (
@@ -167,7 +191,7 @@ def _demands(raw: Mapping[str, Any], shape: Mapping[str, Any]) -> Iterator[_Dema
 
 
 def _window_demands(raw: Mapping[str, Any], shape: Mapping[str, Any]) -> Iterator[_Demand]:
-    for name in ("sliding_window", "use_sliding_window"):
+    for name in () if _is_flat(raw) else ("sliding_window", "use_sliding_window"):
         known = f"one in {_LAYERS} is"
         yield name, raw.get(name), raw.get(name) in (None, False), known, _ANOTHER
     kinds, use = _layer_kinds(shape), shape.get("use_sliding_window")

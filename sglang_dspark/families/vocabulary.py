@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from sglang_dspark.drafter.reduced_vocabulary import token_ids
 from sglang_dspark.drafter.weight_files import Stored, load_tensors
 from sglang_dspark.errors import DSparkError
 
@@ -44,7 +45,7 @@ def stored_draft_ids(
         )
     if d2t is None:
         return None
-    ids = d2t.long().flatten() + torch.arange(d2t.numel())
+    ids = token_ids(d2t.long().flatten())
     outside = bool(((ids < 0) | (ids >= vocab_size)).any())
     if d2t.dim() != 1 or outside or len(ids.unique()) != len(ids):
         raise DSparkError(

@@ -189,6 +189,8 @@ def _unread_by_sglang(
     """Yield what SGLang would miss in config.json and in the names of the weights."""
     if has_rope_by_layer_type(raw):
         yield "rope_theta by layer type in config.json (it would use 10000)"
+    if raw.get("draft_vocab_size") not in (None, raw.get("vocab_size")):
+        yield "draft_vocab_size in config.json (it would draft over the whole vocabulary)"
     dflash, dspark = raw.get("dflash_config") or {}, raw.get("dspark_config") or {}
     for name in _TOP_LEVEL:
         if raw.get(name) is None:

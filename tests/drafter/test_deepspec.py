@@ -230,7 +230,7 @@ def test_gemma4_is_not_written_for_sglang(tmp_path: Path) -> None:
     [
         ("qwen3", {"attention_bias": True}),
         ("qwen3", {"layer_types": ["full_attention", "sliding_attention"]}),
-        ("qwen3", {"rope_parameters": {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e4}}),
+        ("qwen3", {"rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 1e4}}),
         ("qwen3", {"hidden_act": "gelu"}),
         ("gemma4", {"enable_moe_block": True}),
         ("gemma4", {"hidden_size_per_layer_input": 16}),

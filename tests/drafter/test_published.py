@@ -126,16 +126,16 @@ def test_the_scaling_is_transformers() -> None:
     from transformers import Qwen3Config
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-    from sglang_dspark.drafter.rotary import read_llama3
+    from sglang_dspark.drafter.rotary import read_scaling
 
     published = {**LLAMA3, "factor": 32.0, "original_max_position_embeddings": 8192}
     config = Qwen3Config(head_dim=64, rope_parameters={**published, "rope_theta": 5e5})
     expected, attention = ROPE_INIT_FUNCTIONS["llama3"](config)
-    scaling = read_llama3("rope_parameters", published)
+    scaling = read_scaling("rope_parameters", published)
     assert scaling is not None
     assert attention == 1.0
     plain = 5e5 ** (-torch.arange(32) / 32)
-    torch.testing.assert_close(scaling.scale(plain), expected, rtol=1e-5, atol=0)
+    torch.testing.assert_close(scaling.scale(plain, 5e5), expected, rtol=1e-5, atol=0)
 
 
 @pytest.mark.parametrize(
@@ -145,7 +145,7 @@ def test_the_scaling_is_transformers() -> None:
         ({"factor": 0.5}, "rope_parameters needs a factor from 1"),
         ({"low_freq_factor": 4.0}, "low_freq_factor below high_freq_factor"),
         ({"original_max_position_embeddings": "8192"}, "original_max_position_embeddings must be"),
-        ({"rope_type": "yarn"}, "rope_parameters {.*yarn.* is not supported"),
+        ({"rope_type": "linear"}, "rope_parameters {.*linear.* is not supported"),
     ],
 )
 def test_an_impossible_rotation_is_refused(

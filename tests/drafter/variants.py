@@ -209,7 +209,17 @@ def _rope() -> Iterator[Variant]:
         yield Variant(f"part of llama3 in {place}", field(place, llama3), REFUSED, says)
         llama3 = llama3 | {"high_freq_factor": 4.0, "original_max_position_embeddings": 32}
         yield Variant(f"llama3 in {place}", field(place, llama3), TAKEN)
-        for kind in ("linear", "yarn", "dynamic"):
+        yarn = {"rope_type": "yarn", "factor": 4.0}
+        says = f"{place}.original_max_position_embeddings must be a number above 0, not None"
+        yield Variant(f"part of yarn in {place}", field(place, yarn), REFUSED, says)
+        yarn = yarn | {"original_max_position_embeddings": 32}
+        yield Variant(f"yarn in {place}", field(place, yarn), TAKEN)
+        slow = {**yarn, "beta_fast": 1.0}
+        says = f"{place} needs a factor from 1 and beta_slow below beta_fast"
+        yield Variant(f"impossible yarn in {place}", field(place, slow), REFUSED, says)
+        grown = {**yarn, "attention_factor": 2.0}
+        yield Variant(f"yarn's factors in {place}", field(place, grown), REFUSED, f"{place} {{'rope")
+        for kind in ("linear", "dynamic"):
             scaled = {"rope_type": kind, "factor": 4.0}
             says = f"{place} {{'rope_type': '{kind}'"
             yield Variant(f"{kind} in {place}", field(place, scaled), REFUSED, says)
@@ -267,7 +277,7 @@ def _speculators() -> Iterator[Variant]:
         ("order", {"layers": sliding, "sliding_window_non_causal": 1}, "window_non_causal is 1"),
         ("window at the top", {"sliding_window": 16}, "sliding_window is 16; of the Speculators"),
         ("no rope", {"layers": {"rope_parameters": None}}, "rope_theta is missing"),
-        ("yarn", {"layers": {"rope_parameters": {"rope_type": "yarn"}}}, "rope_parameters {'rope"),
+        ("yarn", {"layers": {"rope_parameters": {"rope_type": "yarn"}}}, "rope_theta is missing"),
         ("gelu", {"layers": {"hidden_act": "gelu"}}, "hidden_act 'gelu' is not supported"),
         ("biases", {"layers": {"attention_bias": True}}, "attention_bias True is not supported"),
         ("no anchor", {"sample_from_anchor": None}, "sample_from_anchor is None"),

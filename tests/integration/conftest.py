@@ -150,7 +150,7 @@ def published_drafter(
     return folder / "converted"
 
 
-def _all_verified(pool: ServerPool, name: str, target: Path, drafter: Path) -> Served:
+def all_verified(pool: ServerPool, name: str, target: Path, drafter: Path) -> Served:
     """Start a server of the drafter that verifies all drafts."""
     config = pool.folder / f"{name}.yaml"
     config.write_text("schedule: {mode: static}\n")
@@ -163,10 +163,10 @@ def tiny_published(
     pool: ServerPool, noisy: tiny_models.TinyPair, published_drafter: Path
 ) -> Served:
     """The tiny target with that drafter, all drafts verified."""
-    return _all_verified(pool, "tiny-published", noisy.target, published_drafter)
+    return all_verified(pool, "tiny-published", noisy.target, published_drafter)
 
 
 @pytest.fixture(scope="session")
 def tiny_moe(pool: ServerPool, noisy: tiny_models.TinyPair, tiny_moe_drafter: Path) -> Served:
     """The tiny target with that drafter, all drafts verified."""
-    return _all_verified(pool, "tiny-moe", noisy.target, tiny_moe_drafter)
+    return all_verified(pool, "tiny-moe", noisy.target, tiny_moe_drafter)

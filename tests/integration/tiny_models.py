@@ -20,13 +20,16 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from sglang_dspark.drafter.checkpoint import save_drafter
 from sglang_dspark.drafter.config import DrafterConfig
 from sglang_dspark.drafter.model import DSparkDrafter
+from sglang_dspark.drafter.target_fit import Target
 from sglang_dspark.drafter.weight_files import read_tensors
+from sglang_dspark.serving.checkpoint import convert_drafter
 from tests.drafter.published import Published
 
 GAMMA = 5
 HIDDEN = 64
 LAYERS = 3
 ATTENDS = 0.005  # at which three of five tokens follow from the last one alone
+LLAMA3_ROTATION = {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 SPECIALS = ("<s>", "</s>", "<pad>", "<mask>")
 
 
@@ -116,13 +119,7 @@ def build_published(folder: Path, pair: TinyPair) -> Path:
         window=16,
         sliding=(0, 2),
         from_anchor=False,
-        rotary={
-            "rope_type": "llama3",
-            "factor": 8.0,
-            "low_freq_factor": 1.0,
-            "high_freq_factor": 4.0,
-            "original_max_position_embeddings": 64,
-        },
+        rotary=LLAMA3_ROTATION | {"factor": 8.0, "original_max_position_embeddings": 64},
         features=(1, 2),
         mask_id=SPECIALS.index("<mask>"),
         embed=embedding,
@@ -134,6 +131,46 @@ def build_published(folder: Path, pair: TinyPair) -> Path:
     published.tensors["markov_head.gate_proj.bias"] += 2
     published.tensors["norm.weight"] = torch.full((HIDDEN,), 0.3)  # windows change drafts
     return published.write(folder)
+
+
+def build_public_shape(folder: Path) -> TinyPair:
+    """Write a pair with the vocabulary, window and block of small public drafters, converted.
+
+    Target: 128,256 tokens, as Llama 3.2. Drafter: 32,000 of them, blocks of 8, Llama 3's rotation
+    and a window of 2,048 tokens in one of two layers. `logits` is empty: the table would take
+    66 GB.
+    """
+    target, published = folder / "target", folder / "published"
+    _save_tokenizer(target)
+    model = build_target(128_256)
+    made = Published(
+        hidden=HIDDEN,
+        vocab=128_256,
+        columns=32_000,
+        head_dim=16,
+        inner=2 * HIDDEN,
+        block=8,
+        rank=HIDDEN,
+        window=2048,
+        sliding=(0,),
+        rotary=LLAMA3_ROTATION | {"factor": 32.0, "original_max_position_embeddings": 8192},
+        features=(1, 2),
+        mask_id=SPECIALS.index("<mask>"),
+        embed=model.model.embed_tokens.weight.detach(),
+        target_head=model.lm_head.weight.detach(),
+    )
+    with torch.no_grad():
+        model.lm_head.weight[made.token_ids()] *= 2  # most likely tokens can be drafted
+    head = model.lm_head.weight.detach()[made.token_ids()]
+    made.tensors["lm_head.weight"] = head
+    made.tensors["markov_head.markov_w1.weight"] = normed_embedding(model)
+    made.tensors["markov_head.markov_w2.weight"] = head.clone()
+    made.tensors["norm.weight"] = torch.full((HIDDEN,), 0.6)  # the window changes drafts
+    made.tensors["layers.0.self_attn.q_norm.weight"] *= 8
+    model.save_pretrained(target, safe_serialization=True)
+    facts = Target(str(target), HIDDEN, 128_256, LAYERS, "LlamaForCausalLM")
+    convert_drafter(made.write(published), folder / "drafter", facts)
+    return TinyPair(target, folder / "drafter", torch.empty(0))
 
 
 def build_listening(folder: Path, pair: TinyPair, head: str = "vanilla") -> Path:
