@@ -54,7 +54,13 @@ _ROTARY_NEUTRAL: Mapping[str, tuple[object, ...]] = {
 
 
 # SGLang and Transformers read these of YaRN in unlike ways.
-_YARN_NEUTRAL = ("attention_factor", "attn_factor", "extrapolation_factor", "mscale", "mscale_all_dim")
+_YARN_NEUTRAL = (
+    "attention_factor",
+    "attn_factor",
+    "extrapolation_factor",
+    "mscale",
+    "mscale_all_dim",
+)
 
 
 def is_gemma4(raw: Mapping[str, Any]) -> bool:

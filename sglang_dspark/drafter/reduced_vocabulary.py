@@ -58,18 +58,25 @@ def read_draft_ids(path: Path, stored: Stored, vocab_size: int) -> Tensor:
     if T2D not in maps and not bool(d2t.any()):
         raise _damaged(path, "d2t is 0 throughout and there is no t2d: they were never set")
     marked = maps[T2D].bool().nonzero()[:, 0] if T2D in maps else None
-    ids = token_ids(d2t)
+    try:
+        return token_ids(d2t, vocab_size, marked)
+    except ValueError as error:
+        raise _damaged(path, str(error)) from None
+
+
+def token_ids(d2t: Tensor, vocab_size: int, marked: Tensor | None = None) -> Tensor:
+    """Return the token ids [V'] of the draft columns: `d2t` [V'] holds offsets, or else the ids.
+
+    marked: ascending token ids of t2d, where it is stored. Raises ValueError where neither reading
+    names distinct tokens of the vocabulary.
+    """
+    ids = d2t + torch.arange(len(d2t))
     fault = _fault(ids, marked, vocab_size)
-    if fault is not None and _fault(d2t, marked, vocab_size) is None:
+    if fault is None:
+        return ids
+    if _fault(d2t, marked, vocab_size) is None:
         return d2t
-    if fault is not None:
-        raise _damaged(path, fault)
-    return ids
-
-
-def token_ids(d2t: Tensor) -> Tensor:
-    """Return the token ids [V'] that offsets `d2t` [V'] name."""
-    return d2t + torch.arange(len(d2t))
+    raise ValueError(fault)
 
 
 def _fault(ids: Tensor, marked: Tensor | None, vocab_size: int) -> str | None:

@@ -45,14 +45,13 @@ def stored_draft_ids(
         )
     if d2t is None:
         return None
-    ids = token_ids(d2t.long().flatten())
-    outside = bool(((ids < 0) | (ids >= vocab_size)).any())
-    if d2t.dim() != 1 or outside or len(ids.unique()) != len(ids):
+    try:
+        return token_ids(d2t.long().flatten(), vocab_size)
+    except ValueError:
         raise DSparkError(
             f"{path}: d2t does not name distinct tokens of a vocabulary of {vocab_size}; "
             "the checkpoint belongs to another target or is damaged"
-        )
-    return ids
+        ) from None
 
 
 def check_draft_ids(draft_ids: Tensor | None, vocab_size: int) -> None:

@@ -146,9 +146,17 @@ def _norm(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def _rotate(x: Tensor, positions: Tensor, p: Published) -> Tensor:
-    half, angles = x.shape[-1] // 2, []
+    half, angles, size = x.shape[-1] // 2, [], 1.0
     for plane in range(half):
         turn, by = THETA ** (-plane / half), p.rotary
+        if by["rope_type"] == "yarn":
+            most, size = by["original_max_position_embeddings"], 1 + 0.1 * math.log(by["factor"])
+            quick, slow = (
+                half * math.log(most / (turns * 2 * math.pi)) / math.log(THETA) for turns in (32, 1)
+            )
+            first, last = max(math.floor(quick), 0), math.ceil(slow)
+            part = min(max((plane - first) / (last - first), 0), 1)
+            turn = turn * (1 - part) + turn / by["factor"] * part
         if by["rope_type"] == "llama3":
             most, wave = by["original_max_position_embeddings"], 2 * math.pi / turn
             low, high = by["low_freq_factor"], by["high_freq_factor"]
@@ -159,7 +167,7 @@ def _rotate(x: Tensor, positions: Tensor, p: Published) -> Tensor:
                 turn = (1 - smooth) * turn / by["factor"] + smooth * turn
         angles.append(turn)
     angle = positions[:, None] * torch.tensor(angles)  # [n, half]
-    cos, sin = angle.cos()[:, None], angle.sin()[:, None]
+    cos, sin = size * angle.cos()[:, None], size * angle.sin()[:, None]
     a, b = x[..., :half], x[..., half:]
     return torch.cat([a * cos - b * sin, a * sin + b * cos], -1)
 

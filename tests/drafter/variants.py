@@ -218,7 +218,9 @@ def _rope() -> Iterator[Variant]:
         says = f"{place} needs a factor from 1 and beta_slow below beta_fast"
         yield Variant(f"impossible yarn in {place}", field(place, slow), REFUSED, says)
         grown = {**yarn, "attention_factor": 2.0}
-        yield Variant(f"yarn's factors in {place}", field(place, grown), REFUSED, f"{place} {{'rope")
+        yield Variant(
+            f"yarn's factors in {place}", field(place, grown), REFUSED, f"{place} {{'rope"
+        )
         for kind in ("linear", "dynamic"):
             scaled = {"rope_type": kind, "factor": 4.0}
             says = f"{place} {{'rope_type': '{kind}'"

@@ -150,12 +150,14 @@ def published_drafter(
     return folder / "converted"
 
 
-def all_verified(pool: ServerPool, name: str, target: Path, drafter: Path) -> Served:
+def all_verified(
+    pool: ServerPool, name: str, target: Path, drafter: Path, **environment: str
+) -> Served:
     """Start a server of the drafter that verifies all drafts."""
     config = pool.folder / f"{name}.yaml"
     config.write_text("schedule: {mode: static}\n")
     flags = ("--max-running-requests", "16", "--dspark-config", str(config))
-    return pool.start(name, target, *DSPARK_FLAGS, str(drafter), *flags)
+    return pool.start(name, target, *DSPARK_FLAGS, str(drafter), *flags, **environment)
 
 
 @pytest.fixture(scope="session")
@@ -170,3 +172,10 @@ def tiny_published(
 def tiny_moe(pool: ServerPool, noisy: tiny_models.TinyPair, tiny_moe_drafter: Path) -> Served:
     """The tiny target with that drafter, all drafts verified."""
     return all_verified(pool, "tiny-moe", noisy.target, tiny_moe_drafter)
+
+
+@pytest.fixture(scope="session")
+def greedy_drafts(pool: ServerPool, noisy: tiny_models.TinyPair) -> Served:
+    """The tiny pair; sampled requests have the likeliest tokens as drafts."""
+    switch = {"SGLANG_DSPARK_USE_GREEDY_DRAFT": "1"}
+    return all_verified(pool, "greedy-drafts", noisy.target, noisy.drafter, **switch)

@@ -90,6 +90,7 @@ def drafter_logits(pair: TinyPair) -> torch.Tensor:
         ("tiny_dspark", 256),
         pytest.param("tiny_moe", 256, marks=pytest.mark.slow),
         pytest.param("tiny_published", 256, marks=pytest.mark.slow),
+        pytest.param("greedy_drafts", 256, marks=pytest.mark.slow),
     ],
 )
 def test_sampled_tokens_follow_the_target(
