@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from sglang_dspark.cli._workload import TargetOption, drafter_dir, target_dir
 from sglang_dspark.errors import DSparkError
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 app = typer.Typer(help="Build, fetch and convert models.", no_args_is_help=True)
 
@@ -63,6 +67,34 @@ def convert(
     source = drafter_dir(drafter)
     if out.resolve() == source.resolve():
         raise DSparkError(f"--out {out} is the drafter itself; name another directory")
-    facts = target_facts(target_dir(target, Console(stderr=True)))
-    convert_drafter(source, out, facts)
+    console = Console(stderr=True)
+    folder = target_dir(target, console)
+    with TemporaryDirectory() as kept:
+        read = _with_anchor_row(source, folder, Path(kept), console)
+        convert_drafter(read, out, target_facts(folder))
     print(f"{out}: serve it with `dspark demo --drafter {out} --target {target}`")
+
+
+def _with_anchor_row(source: Path, target: Path, kept: Path, console: Console) -> Path:
+    """Return the drafter whose config.json says whether its anchor row drafts.
+
+    Where it does not, both readings are measured on the target; the one that fits is in `kept`.
+    """
+    from sglang_dspark.evaluation.anchor_row import FIELD, is_missing, measured, settled
+
+    if not is_missing(source):
+        return source
+    from sglang_dspark.cli._workload import open_tokenizer
+    from sglang_dspark.evaluation.prompts import encode, evaluation_prompts
+
+    console.print(f"{FIELD} is missing in config.json: both readings are measured ...")
+    tokenizer = open_tokenizer(target)
+    single = [prompt for prompt in evaluation_prompts()[::4] if len(prompt.turns) == 1]
+    prompts = [encode(tokenizer, prompt) for prompt in single]
+    readings = {value: settled(source, value, kept / str(value)) for value in (True, False)}
+    value, rates = measured(readings, target, prompts)
+    console.print(
+        f"{FIELD} is {str(value).lower()}: {rates[value]:.0%} of first drafts are accepted so, "
+        f"{rates[not value]:.0%} otherwise"
+    )
+    return readings[value]

@@ -42,9 +42,11 @@ drafter, device and features have been shown.
 | drafter | CPU | NVIDIA GPU |
 |---|---|---|
 | DSpark, dense, vanilla head | served | ran |
-| DSpark, gated or RNN head | untried; read, trained and judged | untried; its kernel ran |
+| DSpark, gated or RNN head | served | rehearsed |
 | DSpark with experts, residual streams or a window | served | rehearsed |
-| reduced vocabulary, 1+N block, window in Speculators' format | served after conversion | untried |
+| reduced vocabulary or window in Speculators' format | served after conversion | rehearsed |
+| 1+N block in Speculators' format | served after conversion | unscheduled, untried |
+| YaRN | read, untried | untried |
 | DSpark without a confidence head | served | rehearsed |
 | DFlash, converted | served | unscheduled, untried |
 | MTP as SGLang's EAGLE, DFlash, Eagle3 | served, unscheduled | ran: MTP, greedily |
