@@ -78,7 +78,7 @@ def read_config(path: Path) -> dict[str, Any]:
 
 def reduction_of(raw: Mapping[str, Any]) -> speculators.Reduction | None:
     """Return the sizes of a reduced vocabulary of an unchanged config; None: it has none."""
-    dense = raw.get("architectures") in ([name] for name in DENSE_ARCHITECTURES)
+    dense = raw.get("architectures") in [[name] for name in DENSE_ARCHITECTURES]
     return speculators.reduction(raw) if dense or speculators.MARK in raw else None
 
 

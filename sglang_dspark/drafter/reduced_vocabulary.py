@@ -2,8 +2,8 @@
 
 Stored: W1 [V, r], indexed by the target's token ids; W2 [V', r] and `lm_head` [V', d], one row for
 each draft column; `d2t` [V'], token id minus column, or the token id itself where that alone names
-tokens; `t2d` [V], True for a token with a column. Other trainers write the same tensors. The library
-freezes `lm_head` at the target's rows, so it is compared with them and not kept.
+tokens; `t2d` [V], True for a token with a column. Other trainers write the same tensors. The
+library freezes `lm_head` at the target's rows, so it is compared with them and not kept.
 
 Loaded: the restriction of drafter/heads.py, a last rank that is -30 for tokens without a column.
 Ranks before it are padded with zeros (drafter/speculators.py, `Reduction`).

@@ -136,5 +136,5 @@ def _number(
 
 def _impossible(place: str, needs: str, found: object) -> DSparkError:
     return DSparkError(
-        f"{place} needs {needs}, not {brief(found, 120)}; write the values of the drafter's training"
+        f"{place} needs {needs}, not {brief(found, 120)}; write the values of its training"
     )

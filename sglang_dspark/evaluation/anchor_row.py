@@ -1,8 +1,8 @@
 """Measure whether a published drafter's anchor row drafts, where its config.json does not say so.
 
-Speculators wrote no `sample_from_anchor` before 0.7.0, and the weights are the same either way. Read
-the wrong way, every row drafts the token next to the one it was trained on: first drafts are seldom
-accepted.
+Speculators wrote no `sample_from_anchor` before 0.7.0, and the weights are the same either way.
+Read the wrong way, a row drafts the token next to the one that it was trained on, and first drafts
+are seldom accepted.
 """
 
 from __future__ import annotations

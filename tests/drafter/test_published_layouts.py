@@ -1,4 +1,4 @@
-"""Drafters in every layout that trainers write draft as the independent reference, converted too."""
+"""Drafters in the layouts that trainers write draft as an independent reference, converted too."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.server, pytest.mark.xdist_group("rehearsal")]
 
 def test_greedy_answers_are_plain_decodings(pool: ServerPool, tmp_path: Path) -> None:
     pair = tiny_models.build_public_shape(tmp_path)
-    graphs = ("--cuda-graph-bs-decode", "1", "2", "4")
+    graphs = ("--cuda-graph-bs-decode", "1", "4")
     rehearsed = start_rehearsed(pool, "public-shape", pair, *graphs, DSPARK_REHEARSAL_GRAPHS="1")
     settings = DecodeSettings(max_new_tokens=TOKENS, batch=len(LONG))
     plain = ReferenceEngine(TargetModel.load(pair.target), None, settings).run(LONG)
