@@ -46,7 +46,7 @@ drafter, device and features have been shown.
 | DSpark with experts, residual streams or a window | served | rehearsed |
 | reduced vocabulary or window in Speculators' format | served after conversion | rehearsed |
 | 1+N block in Speculators' format | served after conversion | unscheduled, untried |
-| YaRN | read, untried | untried |
+| rotation by YaRN | untried; read and converted | untried |
 | DSpark without a confidence head | served | rehearsed |
 | DFlash, converted | served | unscheduled, untried |
 | MTP as SGLang's EAGLE, DFlash, Eagle3 | served, unscheduled | ran: MTP, greedily |
