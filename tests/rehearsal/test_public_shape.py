@@ -20,6 +20,7 @@ from tests.rehearsal.conftest import start_rehearsed
 pytestmark = [pytest.mark.server, pytest.mark.xdist_group("rehearsal")]
 
 
+@pytest.mark.slow
 def test_greedy_answers_are_plain_decodings(pool: ServerPool, tmp_path: Path) -> None:
     pair = tiny_models.build_public_shape(tmp_path)
     graphs = ("--cuda-graph-bs-decode", "1", "4")
