@@ -240,16 +240,6 @@ _WORKER = "sglang.srt.speculative.eagle_worker_v2.EagleDraftWorker"
 
 SEAMS = (
     Seam(
-        name="cpu-mtp-model",
-        target="sglang.srt.models.llama_eagle.LlamaModel.forward",
-        kind="around",
-        hook=forward_model,
-        signature="(self, input_ids, positions, forward_batch, input_embeds=None, "
-        "pp_proxy_tensors=None)",
-        why="the same as around a DSPARK draft's layers, so that the comparison is fair",
-        device="cpu",
-    ),
-    Seam(
         name="cpu-mtp-draft",
         target=f"{_WORKER}.draft",
         kind="around",

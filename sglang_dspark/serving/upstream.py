@@ -150,6 +150,7 @@ NAMES: dict[str, tuple[str, ...]] = {  # module -> names; "X as Y": used here as
     "sglang.srt.models.llama_eagle": (
         "LlamaDecoderLayer as EagleDecoderLayer",
         "LlamaForCausalLMEagle",
+        "LlamaModel as EagleLlamaModel",
     ),
     "sglang.srt.models.qwen2": ("Qwen2MLP",),
     "sglang.srt.models.qwen3": (

@@ -216,15 +216,21 @@ REIMPLEMENTED: dict[str, dict[str, tuple[str, str]]] = {
         "RMSNorm.forward_native": ("a8067ca8e49f9764", "backends/cpu/fused_ops.py"),
     },
     "sglang.srt.layers.logits_processor": {
-        "LogitsProcessor._compute_lm_head": ("6203a48229597a8f", "patches/cpu/linear.py"),
+        "LogitsProcessor._compute_lm_head": (
+            "6203a48229597a8f",
+            "backends/cpu/weight_methods.py",
+        ),
         "LogitsProcessor.forward": ("dac1799e713def41", "backends/cpu/layers/direct_forward.py"),
     },
     "sglang.srt.layers.quantization.unquant": {
         "UnquantizedEmbeddingMethod.embedding": (
             "1056ddd6d0692b53",
-            "patches/cpu/linear.py",
+            "backends/cpu/weight_methods.py",
         ),
-        "UnquantizedLinearMethod.apply": ("e4aba7f77328116e", "patches/cpu/linear.py"),
+        "UnquantizedLinearMethod.apply": (
+            "e4aba7f77328116e",
+            "backends/cpu/weight_methods.py",
+        ),
     },
     "sglang.srt.layers.radix_attention": {
         "RadixAttention.forward": ("94fc0f16cd1fd495", "backends/moe/block_window.py"),
@@ -299,7 +305,7 @@ REIMPLEMENTED: dict[str, dict[str, tuple[str, str]]] = {
             "046590ed2349e410",
             "backends/cpu/context_kv.py",
         ),
-        "project_through_lm_head": ("96906522ae3bd6a9", "patches/cpu/linear.py"),
+        "project_through_lm_head": ("96906522ae3bd6a9", "backends/cpu/weight_methods.py"),
     },
     "sglang.srt.models.llama": {
         "LlamaAttention.forward": ("73a9570a464e01c5", "backends/cpu/csrc/layers.cpp"),

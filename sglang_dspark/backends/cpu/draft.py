@@ -17,12 +17,11 @@ from torch import Tensor
 
 from sglang_dspark.backends.cpu import context_kv, reduced_head, seeded_ops
 from sglang_dspark.backends.cpu.confidence import confidence_of
-from sglang_dspark.backends.cpu.draft_vocabulary import reduced_head_of
 from sglang_dspark.backends.cpu.fast_paths import require, supported
 from sglang_dspark.backends.cpu.layers import direct_forward
 from sglang_dspark.backends.cpu.layers.layer_spec import draft_layer_of, ending_of
 from sglang_dspark.backends.cpu.layers.layer_stack import stack_of_model
-from sglang_dspark.backends.cpu.reduced_head import ReducedHead, SeededWaits
+from sglang_dspark.backends.cpu.reduced_head import ReducedHead, SeededWaits, find_reduced_head
 from sglang_dspark.drafter.draft_confidence import draft_confidence
 from sglang_dspark.serving import mode, upstream
 from sglang_dspark.step.seeds import DraftSeeds, Seeds, draft_block
@@ -43,6 +42,7 @@ class Drafter:
             self._model,
             worker._proposer.noise,
             worker._tp_sync,
+            find_reduced_head(self._model),
             greedy_only=bool(worker._greedy_draft),
         )
         self._estimates = mode.estimates_confidence(
@@ -189,9 +189,18 @@ def _require_plain(model: Any) -> None:
 class DraftHeads:
     """The LM head and the sequential head of one draft model."""
 
-    def __init__(self, model: Any, noise: Any, tp_sync: Any, *, greedy_only: bool) -> None:
+    def __init__(
+        self,
+        model: Any,
+        noise: Any,
+        tp_sync: Any,
+        reduced: ReducedHead | None,
+        *,
+        greedy_only: bool,
+    ) -> None:
         """noise, tp_sync: upstream's `DraftNoise` and `SpecTpSync`. greedy_only: sampled requests
         have greedy drafts too."""
+        self._reduced = reduced
         self._model, self._noise, self._tp_sync = model, noise, tp_sync
         self._greedy_only = greedy_only
         self._agree = partial(tp_sync.sync, upstream.SpecTpSyncSite.DSPARK_DRAFT)
@@ -199,7 +208,7 @@ class DraftHeads:
 
     def base_logits(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """Compute U [R * depth, n] of hidden [R * depth, d], and the confidence head's features."""
-        reduced = reduced_head_of(self._model)
+        reduced = self._reduced
         if reduced is None:
             base, features = self._model.compute_base_logits(hidden)
             return base, features
@@ -223,7 +232,7 @@ class DraftHeads:
         [R, depth] float32, filled with `draft_confidence`; None: the model has a confidence head.
         """
         greedy = self._greedy_only or info is None or info.is_all_greedy
-        reduced = reduced_head_of(self._model)
+        reduced = self._reduced
         if reduced is not None and greedy:
             return self._greedy(reduced, base, anchors, confidence)
         if reduced is not None:

@@ -261,12 +261,3 @@ def block_rows(m: int) -> int:
     """Split m rows of x evenly into as few blocks as the registers allow; rows of a block."""
     blocks = -(-m // MAX_BLOCK_ROWS)
     return -(-m // blocks)
-
-
-def forward_of(layer: torch.nn.Linear) -> Callable[[Tensor], Tensor]:
-    """Return a `forward` for `layer` by `product`; it reads the parameters on each call."""
-
-    def forward(x: Tensor) -> Tensor:
-        return product(x, layer.weight, layer.bias)
-
-    return forward

@@ -2,10 +2,10 @@
 
 Upstream: `ModelRunner.load_model` (sglang/srt/model_executor/model_runner.py) leaves
 float32 weights, which `UnquantizedLinearMethod` and `UnquantizedEmbeddingMethod` multiply with and
-look up. Packed in place they keep their names and shapes; products (patches/cpu/linear.py),
-look-ups and the fast paths of passes read them by format. Models whose modules read weights in
-other ways keep theirs. By default weights that are bfloat16 numbers, as in most checkpoints, are
-stored as such: half the bytes, the same numbers.
+look up. Packed in place they keep their names and shapes; weight_methods.py and the fast paths of
+passes read them by format. Models whose modules read weights in other ways keep theirs. By default
+weights that are bfloat16 numbers, as in most checkpoints, are stored as such: half the bytes, the
+same numbers.
 """
 
 from __future__ import annotations
@@ -45,14 +45,13 @@ MTP = "LlamaForCausalLMEagle"
 _MARK = "dspark_packed"  # attribute of a module whose weight was packed here
 
 
-def pack_target(result: Any, runner: Any) -> Any:
-    """Pack a target, or the layers of an MTP draft (AFTER hook of `ModelRunner.load_model`)."""
+def pack_target(runner: Any) -> None:
+    """Pack a target, or the layers of an MTP draft, after `ModelRunner.load_model`."""
     model = runner.model
     if not runner.is_draft_worker:
         _pack_as_configured(model, model, lambda: _require_target(runner, TARGETS))
     elif type(model).__name__ == MTP:
         _pack_as_configured(model, model.model.layers, lambda: _require_target(runner, (MTP,)))
-    return result
 
 
 def pack_draft(draft_model: Any) -> None:

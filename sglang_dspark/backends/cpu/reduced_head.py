@@ -4,9 +4,9 @@ The draft's base logits U_k and its transition bias B(x_{k-1}) span the whole vo
 of gamma positions. A drafter trained here may exclude most tokens by its own weights
 (drafter/heads.py, `restrict_vocabulary`: a bias of -30 outside). Upstream
 (sglang/srt/speculative/dspark_components/dspark_draft.py) computes all of them, and draws noise for
-all of them even when every request is greedy. Here the rows inside are gathered once at load. A
-sampled block returns logits of -inf outside: the probability there is exactly 0, in the
-distribution that the tokens were drawn from, as verification requires.
+all of them even when every request is greedy. Here the rows inside are gathered once, when the step
+is attached. A sampled block returns logits of -inf outside: the probability there is exactly 0, in
+the distribution that the tokens were drawn from, as verification requires.
 """
 
 from __future__ import annotations
@@ -15,17 +15,21 @@ from collections.abc import Callable
 from ctypes import c_int32, c_int64, c_void_p
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from sglang_dspark.backends.cpu import linear
+from sglang_dspark.backends.cpu import linear, packed_weights
 from sglang_dspark.backends.cpu.csrc import operator
+from sglang_dspark.backends.cpu.fast_paths import require, require_class, supported
 from sglang_dspark.backends.cpu.linear import product
 from sglang_dspark.backends.cpu.weight_formats import take_rows
+from sglang_dspark.backends.cpu.weight_methods import is_quantised
 from sglang_dspark.drafter.draft_confidence import LEAST_REST, certainty, draft_confidence
 from sglang_dspark.drafter.heads import restricted_tokens
+from sglang_dspark.serving import upstream
 from sglang_dspark.verify.rejection import sample_inverse_cdf
 
 _P, _N = c_void_p, c_int64
@@ -120,6 +124,33 @@ def reduced_head(
             w1=w1.detach(),
             w2=packed(w2.detach()[tokens]),
         )
+
+
+def find_reduced_head(model: Any) -> ReducedHead | None:
+    """Reduce a draft model's heads, in the formats of the target and of the draft, if they can be.
+
+    Another head keeps upstream's code.
+    """
+    if not isinstance(model, upstream.DSparkDraftMixin):
+        return None
+    if not supported("drafting over a part of the vocabulary", lambda: _require_plain(model)):
+        return None
+    w1, w2 = model.markov_head.markov_w1.weight, model.markov_head.markov_w2.weight
+    return reduced_head(w1, w2, model.lm_head.weight, packed_weights.packed_copy)
+
+
+def _require_plain(model: Any) -> None:
+    head, lm_head = model.markov_head, model.lm_head
+    require_class("its head", head, upstream.VanillaMarkov)
+    ranks = int(getattr(lm_head, "tp_size", 1))
+    require(head.vocab_shard is None and ranks == 1, "the vocabulary is split over ranks")
+    require(not is_quantised(lm_head), "the LM head is quantised")
+    require(not getattr(lm_head, "use_intel_amx_backend", False), "the LM head is packed for AMX")
+    ours = lm_head.weight.is_floating_point() or packed_weights.holds(lm_head)
+    require(ours, "the LM head is quantised")
+    require(
+        lm_head.weight.shape[0] >= head.vocab_size, "the LM head has fewer tokens than the draft"
+    )
 
 
 def base_logits(head: ReducedHead, hidden: Tensor) -> Tensor:

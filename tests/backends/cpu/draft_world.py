@@ -43,7 +43,7 @@ class Drafting:
         from sglang.srt.speculative.dspark_components.dspark_draft import DraftNoise
 
         lm_head = torch.empty(len(tokens), 1)  # base logits are given
-        self.head = SimpleNamespace(dspark_reduced_head=ReducedHead(tokens, lm_head, w1, w2))
+        self.head = ReducedHead(tokens, lm_head, w1, w2)
         self.noise = DraftNoise(key=key, offset=torch.zeros(1, dtype=torch.int64))
 
     def block(
@@ -61,8 +61,7 @@ class Drafting:
         """
         from sglang_dspark.backends.cpu.draft import DraftHeads
 
-        model = SimpleNamespace(markov_head=self.head)
         tp_sync = SimpleNamespace(sync=lambda site, x: x, enabled=lambda site: False)
-        heads = DraftHeads(model, self.noise, tp_sync, greedy_only=False)
+        heads = DraftHeads(None, self.noise, tp_sync, self.head, greedy_only=False)
         where = torch.zeros_like(anchors) if positions is None else positions
         return heads.sample(base, anchors, torch.empty(0), info, where, seeds, confidence)

@@ -10,7 +10,6 @@ import torch
 
 pytest.importorskip("sglang")
 
-from sglang.srt.layers.logits_processor import LogitsProcessor
 from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
 from sglang.srt.model_executor.forward_context import ForwardContext, set_forward_context
 from sglang.srt.model_executor.runner.eager_runner import EagerRunner
@@ -23,7 +22,7 @@ from sglang_dspark.backends.cpu.attention import DsparkCpuAttnBackend
 from sglang_dspark.backends.cpu.fast_paths import UnsupportedError
 from sglang_dspark.backends.cpu.layers import direct_forward
 from sglang_dspark.backends.cpu.verify_forward import packed_forward
-from sglang_dspark.patches.cpu.linear import compute_lm_head
+from sglang_dspark.backends.cpu.weight_methods import EmbeddingMethod
 from tests.backends.cpu.attention_world import Case, World, ragged_pass, verify_pass
 from tests.backends.cpu.test_layer_stack import one_rank, our_kernels
 
@@ -123,12 +122,7 @@ def test_upstreams_model_and_head_to_rounding(
 ) -> None:
     case, make_pass = CASES[name]
     found = []
-    plain_head = LogitsProcessor._compute_lm_head
-    monkeypatch.setattr(
-        LogitsProcessor,
-        "_compute_lm_head",
-        lambda *args, **kwargs: compute_lm_head(plain_head, *args, **kwargs),
-    )
+    monkeypatch.setattr(target.lm_head, "quant_method", EmbeddingMethod())
     for short in (True, False):
         world = World(case)
         runner = runner_of(world, target)

@@ -124,7 +124,7 @@ def drafted(
     """Upstream's block, its confidence in `found`, and base logits [R, 5, n]."""
     from sglang_dspark.backends.cpu.draft import DraftHeads
 
-    heads = DraftHeads(draft.model, draft.noise, draft.sync, greedy_only=False)
+    heads = DraftHeads(draft.model, draft.noise, draft.sync, draft.reduced, greedy_only=False)
     with torch.inference_mode():
         base, _ = heads.base_logits(hidden)
         shaped = base.view(len(anchors), 5, -1)

@@ -92,7 +92,7 @@ def emitted_junk(drafting: Drafting, steps: int, rows: int = 32) -> tuple[int, f
     starts = torch.arange(rows) * (GAMMA + 1)
     anchors, base = torch.zeros(rows, dtype=torch.int64), base_logits(rows)
     logits = torch.full((V,), float(np.log(1e-12)))
-    logits[drafting.head.dspark_reduced_head.tokens] = float(np.log(P))
+    logits[drafting.head.tokens] = float(np.log(P))
     logits[LIKELY] = 0.0
     law = torch.softmax(logits.double(), 0)
     logits = logits.expand(rows * (GAMMA + 1), V)

@@ -37,9 +37,7 @@ from sglang_dspark.backends.cpu.layers.layer_stack import (
     forward_target,
     stack_of_model,
 )
-from sglang_dspark.patches.cpu.layers import SEAMS
-from sglang_dspark.patches.cpu.linear import apply_linear
-from sglang_dspark.patches.registry import check_seam
+from sglang_dspark.backends.cpu.weight_methods import LinearMethod
 from sglang_dspark.serving.weight_updates import begin_update
 from tests.backends.cpu.attention_world import (
     Case,
@@ -184,12 +182,7 @@ def draft(one_rank: None) -> DFlashDraftModel:
 @pytest.fixture
 def our_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """Upstream's layer over our operators, which is what a server without the short form runs."""
-    ordinary = UnquantizedLinearMethod.apply
-    monkeypatch.setattr(
-        UnquantizedLinearMethod,
-        "apply",
-        lambda method, *args, **kwargs: apply_linear(ordinary, method, *args, **kwargs),
-    )
+    monkeypatch.setattr(UnquantizedLinearMethod, "apply", LinearMethod.apply)
     monkeypatch.setattr(RMSNorm, "forward", fused_ops.rms_norm)
     monkeypatch.setattr(SiluAndMul, "forward", fused_ops.silu_and_mul)
     monkeypatch.setattr(RotaryEmbedding, "forward", fused_ops.rotary)
@@ -468,7 +461,3 @@ def test_a_moved_cache_is_noticed(model: LlamaModel) -> None:
     moved = stack.for_pool(pool)
     assert moved is not found
     assert moved.layers[1].attention.values == pool.v_buffer[1].data_ptr()
-
-
-def test_the_target_is_what_we_expect() -> None:
-    assert all(check_seam(seam).ok for seam in SEAMS)

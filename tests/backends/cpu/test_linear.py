@@ -178,17 +178,10 @@ def test_a_processor_without_fused_multiply_add_has_no_product() -> None:
 class TestUpstream:
     """The hooks on SGLang's own classes."""
 
-    def test_every_target_is_what_we_expect(self) -> None:
-        from sglang_dspark.patches.cpu.linear import SEAMS
-        from sglang_dspark.patches.registry import check_seam
-
-        faults = [check for seam in SEAMS if not (check := check_seam(seam)).ok]
-        assert not faults
-
     def test_a_linear_layer_goes_through_the_kernel(self) -> None:
         from sglang.srt.layers.quantization.unquant import UnquantizedLinearMethod
 
-        from sglang_dspark.patches.cpu.linear import apply_linear
+        from sglang_dspark.backends.cpu.weight_methods import LinearMethod
 
         method, layer = UnquantizedLinearMethod(), torch.nn.Module()
         method.create_weights(layer, 32, [16, 32], 32, 48, torch.float32)
@@ -197,15 +190,15 @@ class TestUpstream:
             layer.weight.copy_(weight)
             kernel = linear.prepare()
             assert kernel is not None
-            hooked = apply_linear(UnquantizedLinearMethod.apply, method, layer, x)
+            hooked = LinearMethod().apply(layer, x)
             assert torch.equal(hooked, linear.narrow(kernel, x, weight))
             layer.weight = torch.nn.Parameter(weight.bfloat16(), requires_grad=False)
             upstream = UnquantizedLinearMethod.apply(method, layer, x.bfloat16())
-            fallen_back = apply_linear(UnquantizedLinearMethod.apply, method, layer, x.bfloat16())
+            fallen_back = LinearMethod().apply(layer, x.bfloat16())
             assert torch.equal(fallen_back, upstream)
 
     def test_plain_layers_of_a_draft_are_adopted(self) -> None:
-        from sglang_dspark.patches.cpu.linear import adopt_plain_layers
+        from sglang_dspark.backends.cpu.weight_methods import adopt_plain_layers
 
         draft = torch.nn.Module()
         draft.fc = torch.nn.Linear(32, 48)

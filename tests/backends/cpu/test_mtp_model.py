@@ -17,10 +17,11 @@ from sglang.srt.model_executor.forward_context import ForwardContext, set_forwar
 from sglang.srt.models.llama_eagle import LlamaModel
 from transformers import LlamaConfig
 
-from sglang_dspark.backends.cpu import csrc, linear
+from sglang_dspark.backends.cpu import csrc
 from sglang_dspark.backends.cpu.attention import DsparkCpuAttnBackend
 from sglang_dspark.backends.cpu.fast_paths import UnsupportedError
 from sglang_dspark.backends.cpu.layers import layer_spec, layer_stack
+from sglang_dspark.backends.cpu.weight_methods import adopt_plain_layers
 from sglang_dspark.patches.cpu.mtp import forward_model
 from tests.backends.cpu.attention_world import Case, World, decode_pass, extend_pass
 from tests.backends.cpu.test_layer_stack import one_rank, our_kernels  # noqa: F401
@@ -54,7 +55,7 @@ def mtp(one_rank: None, request: pytest.FixtureRequest) -> LlamaModel:  # noqa: 
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.normal_(0, 0.3).requires_grad_(parameter.dim() == 1)
-    model.fc.forward = linear.forward_of(model.fc)  # upstream's product, in our kernel's arithmetic
+    adopt_plain_layers(model)  # upstream's product, in our kernel's arithmetic
     return model
 
 

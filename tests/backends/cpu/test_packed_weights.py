@@ -13,7 +13,14 @@ import pytest
 import torch
 from torch import nn
 
-from sglang_dspark.backends.cpu import attach, csrc, fast_paths, linear, packed_weights
+from sglang_dspark.backends.cpu import (
+    attach,
+    csrc,
+    fast_paths,
+    linear,
+    packed_weights,
+    weight_methods,
+)
 from sglang_dspark.backends.cpu.linear import Processor
 from sglang_dspark.backends.cpu.weight_formats import (
     BFLOAT16,
@@ -27,7 +34,6 @@ from sglang_dspark.backends.cpu.weight_formats import (
     rounded_groups,
     rounded_rows,
 )
-from sglang_dspark.patches.cpu import linear as linear_patch
 from sglang_dspark.serving import config
 
 pytestmark = pytest.mark.skipif(csrc.why_not() is not None, reason="no fused multiply-add")
@@ -105,7 +111,7 @@ def test_products_and_embeddings_are_packed(form: str, caplog: pytest.LogCapture
     model = LlamaForCausalLM()
     before = {name: each.clone() for name, each in model.named_parameters()}
     with caplog.at_level(logging.INFO):
-        assert packed_weights.pack_target("loaded", runner_of(model)) == "loaded"
+        packed_weights.pack_target(runner_of(model))
     kept = linear.served(FORMATS[form])
     assert format_of(model.proj.weight) is format_of(model.embed.weight) is kept
     assert packed_weights.holds(model.proj)
@@ -122,26 +128,22 @@ def test_products_and_embeddings_are_packed(form: str, caplog: pytest.LogCapture
 
 
 def test_upstreams_modules_go_on(form: str) -> None:
-    from sglang.srt.layers.quantization.unquant import (
-        UnquantizedEmbeddingMethod,
-        UnquantizedLinearMethod,
-    )
+    from sglang.srt.models.dspark import project_through_lm_head
 
-    model, tokens = LlamaForCausalLM(), torch.tensor([[3, 63, 3], [0, 1, 2]])
-    packed_weights.pack_target(None, runner_of(model))
-    embed = linear_patch.embed(
-        UnquantizedEmbeddingMethod.embedding, UnquantizedEmbeddingMethod(), model.embed, tokens
-    )
+    model: Any = LlamaForCausalLM()
+    tokens = torch.tensor([[3, 63, 3], [0, 1, 2]])
+    packed_weights.pack_target(runner_of(model))
+    weight_methods.adopt(model)
+    embed = model.embed.quant_method.embedding(model.embed, tokens)
     assert torch.equal(embed, dense(model.embed.weight)[tokens])
     assert torch.equal(packed_weights.embedded(model.embed, tokens[0]), embed[0])
-    method = UnquantizedLinearMethod()
     with torch.inference_mode():
         for rows in (4, linear.MAX_ROWS + 1):
             x = torch.randn(rows, 128)
-            found = linear_patch.apply_linear(UnquantizedLinearMethod.apply, method, model.proj, x)
+            found = model.proj.quant_method.apply(model.proj, x)
             expected = seen_by(form, x) @ dense(model.proj.weight).T
             torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
-        head = linear_patch.project_through_lm_head(_unexpected, embed[0], model.embed)
+        head = project_through_lm_head(embed[0], model.embed)
     seen = seen_by(form, embed[0])
     torch.testing.assert_close(head, seen @ dense(model.embed.weight).T, rtol=1e-4, atol=1e-3)
 
@@ -153,22 +155,12 @@ def seen_by(form: str, x: torch.Tensor) -> torch.Tensor:
     return ways[linear.activations_for(linear.served(FORMATS[form]))](x)
 
 
-def _unexpected(*args: Any) -> Any:
-    raise AssertionError("upstream cannot read this weight")
-
-
 def test_a_model_loaded_in_bfloat16_looks_up_bfloat16() -> None:
     """Its weights were not packed here, and its activations are bfloat16."""
-    from sglang.srt.layers.quantization.unquant import UnquantizedEmbeddingMethod
-
-    model = LlamaForCausalLM().bfloat16()
+    model: Any = LlamaForCausalLM().bfloat16()
     assert is_packed(model.embed.weight)
-    found = linear_patch.embed(
-        UnquantizedEmbeddingMethod.embedding,
-        UnquantizedEmbeddingMethod(),
-        model.embed,
-        torch.tensor([1]),
-    )
+    weight_methods.adopt(model)
+    found = model.embed.quant_method.embedding(model.embed, torch.tensor([1]))
     assert found.dtype is torch.bfloat16
 
 
@@ -186,7 +178,7 @@ def test_other_models_keep_theirs_and_say_why(
 ) -> None:
     served = model()
     with caplog.at_level(logging.INFO):
-        packed_weights.pack_target(None, runner_of(served, **fields))
+        packed_weights.pack_target(runner_of(served, **fields))
     assert not any(is_packed(weight) for weight in served.parameters())
     assert f"off: {form} weights of {model.__name__}: {why}" in caplog.messages[0]
 
@@ -197,7 +189,7 @@ def test_a_token_map_takes_rows_that_int8_has_not(
     """Upstream's EAGLE clones the LM head and indexes it."""
     model: Any = LlamaForCausalLM()
     with caplog.at_level(logging.INFO):
-        packed_weights.pack_target(None, runner_of(model, token_map="token_map.pt"))
+        packed_weights.pack_target(runner_of(model, token_map="token_map.pt"))
     if form == "int8":
         assert model.embed.weight.dtype is torch.float32
         assert "--speculative-token-map takes rows out of the LM head" in caplog.messages[0]
@@ -208,13 +200,13 @@ def test_a_token_map_takes_rows_that_int8_has_not(
         odd, x = taken[:20].clone(), torch.randn(2, 128)  # no format takes twenty rows
         head = SimpleNamespace(weight=odd)
         with torch.inference_mode():
-            found = linear_patch.project_through_lm_head(torch.nn.functional.linear, x, head)
+            found = weight_methods.EmbeddingMethod().apply(head, x)
         torch.testing.assert_close(found, x @ odd.float().T)
 
 
 def test_a_draft_worker_is_left_to_its_own_hook(form: str) -> None:
     model = LlamaForCausalLM()
-    packed_weights.pack_target(None, runner_of(model, is_draft_worker=True))
+    packed_weights.pack_target(runner_of(model, is_draft_worker=True))
     assert not packed_weights.holds(model.proj)
 
 
@@ -230,7 +222,7 @@ class LlamaForCausalLMEagle(nn.Module):
 
 def test_the_layers_of_an_mtp_draft_are_packed_too(form: str) -> None:
     model: Any = LlamaForCausalLMEagle()
-    packed_weights.pack_target(None, runner_of(model, is_draft_worker=True))
+    packed_weights.pack_target(runner_of(model, is_draft_worker=True))
     assert format_of(model.model.layers[0].proj.weight) is linear.served(FORMATS[form])
     assert model.model.fc.weight.dtype is torch.float32
 
@@ -241,7 +233,7 @@ def test_without_a_word_weights_stay_float32_where_bfloat16_would_round(
     model = rounded(LlamaForCausalLM())
     model.embed.weight.data[63, 127] = 1 + 2**-8  # one number of all
     with caplog.at_level(logging.INFO):
-        packed_weights.pack_target(None, runner_of(model))
+        packed_weights.pack_target(runner_of(model))
     assert {weight.dtype for weight in model.parameters()} == {torch.float32}
     assert packed_weights.form_in(model) is FORMATS["float32"]
     assert not caplog.messages
@@ -257,7 +249,7 @@ def rounded(model: nn.Module) -> Any:
 def test_without_a_word_weights_of_a_bfloat16_checkpoint_are_kept_so() -> None:
     model = rounded(LlamaForCausalLM())
     before = model.proj.weight.clone()
-    packed_weights.pack_target(None, runner_of(model))
+    packed_weights.pack_target(runner_of(model))
     assert format_of(model.proj.weight) is format_of(model.embed.weight) is FORMATS["bfloat16"]
     assert packed_weights.form_in(model) is FORMATS["bfloat16"]
     assert torch.equal(dense(model.proj.weight), before)
@@ -270,7 +262,7 @@ def test_without_our_kernel_they_stay_float32(
     file.write_text(json.dumps({"cpu": {"matrix_kernel": False}}))
     monkeypatch.setenv(config.CONFIG_VARIABLE, str(file))
     model = rounded(LlamaForCausalLM())
-    packed_weights.pack_target(None, runner_of(model))
+    packed_weights.pack_target(runner_of(model))
     assert packed_weights.form_in(model) is FORMATS["float32"]
 
 
@@ -279,7 +271,7 @@ def test_kept_step_times_are_those_of_kernel_and_formats(
 ) -> None:
     target, draft = LlamaForCausalLM(), LlamaForCausalLM()
     plain = attach._backend(target, draft)
-    packed_weights.pack_target(None, runner_of(target))
+    packed_weights.pack_target(runner_of(target))
     packed = attach._backend(target, draft)
     monkeypatch.setattr(attach, "REVISION", "another")
     assert len({plain, packed, attach._backend(target, draft)}) == 3
@@ -311,7 +303,7 @@ def test_new_weights_for_int8_ones_are_refused(form: str) -> None:
     model = LlamaForCausalLM()
     refusal = weight_updater._unsupported_derived_weight_cache_error
     assert refusal(model) is None
-    packed_weights.pack_target(None, runner_of(model))
+    packed_weights.pack_target(runner_of(model))
     if form == "int8":
         assert "cannot be exchanged in a running server" in str(refusal(model))
     else:

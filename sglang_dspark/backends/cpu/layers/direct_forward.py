@@ -21,6 +21,7 @@ from sglang_dspark.backends.cpu.attention import DsparkCpuAttnBackend
 from sglang_dspark.backends.cpu.fast_paths import log_off, require, require_class, supported
 from sglang_dspark.backends.cpu.layers import layer_stack
 from sglang_dspark.backends.cpu.layers.layer_stack import LayerStack
+from sglang_dspark.backends.cpu.weight_methods import EmbeddingMethod, is_quantised
 from sglang_dspark.serving import upstream
 
 _PLAIN = "dspark_plain"  # attribute of a runner: (its model, the answer)
@@ -136,11 +137,8 @@ def require_plain_target(model: Any) -> None:
 
 def _require_plain_head(head: Any, vocab_size: int) -> None:
     """Require that logits are one product of ours with the whole LM head."""
-    method = getattr(head, "quant_method", None)
     require(not hasattr(head, "set_lora"), "its LM head has LoRA")
-    require(
-        not upstream.should_apply_lm_head_quant_method(head, method), "its LM head is quantised"
-    )
+    require(not is_quantised(head), "its LM head is quantised")
     require(not getattr(head, "use_intel_amx_backend", False), "its LM head is packed for AMX")
     require(head.weight.shape[0] == vocab_size, "its LM head is not as long as the vocabulary")
     require(linear.prepare() is not None, str(linear.why_not()))
@@ -155,8 +153,8 @@ def require_plain_embedding(embedding: Any) -> None:
     """Require that embeddings are rows of a float32 weight, or of one packed here."""
     kinds = (upstream.VocabParallelEmbedding, upstream.ParallelLMHead)
     require_class("its embedding", embedding, *kinds)
-    unquantised = upstream.UnquantizedEmbeddingMethod
-    require_class("the method of its embedding", embedding.quant_method, unquantised)
+    methods = (EmbeddingMethod, upstream.UnquantizedEmbeddingMethod)
+    require_class("the method of its embedding", embedding.quant_method, *methods)
     require(embedding.tp_size == 1, f"its embedding is split over {embedding.tp_size} ranks")
     dtype = embedding.weight.dtype
     known = dtype is torch.float32 or packed_weights.holds(embedding)

@@ -1,0 +1,78 @@
+"""Put our kernels into a model once its weights are loaded: layers, products, look-ups, context.
+
+Upstream: `ModelRunner.load_model` (sglang/srt/model_executor/model_runner.py) ends with a model
+whose modules have an unquantised method each (layers/quantization/unquant.py) and forwards of
+their own (models/{llama,llama_eagle,qwen3,dflash,dspark}.py). What is put on the instances here
+calls those for what our kernels do not support.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from sglang_dspark.patches.cpu.mtp import forward_model
+from sglang_dspark.patches.seam import Seam
+from sglang_dspark.serving import upstream
+
+
+def prepare_model(result: Any, runner: Any, *, fast: bool = True) -> Any:
+    """AFTER hook of `load_model`: pack the weights and use our operators.
+
+    fast: False for operators that a CPU lacks only, without fast paths of passes and drafts.
+    """
+    from sglang_dspark.backends.cpu import linear, packed_weights, weight_methods
+
+    model = runner.model
+    _use_torch_operators(model)
+    linear.prepare()  # may compile, which belongs to loading, not to the first request
+    packed_weights.pack_target(runner)
+    if fast:
+        _use_fast_paths(model)
+    weight_methods.adopt(model)
+    return result
+
+
+def _use_torch_operators(model: Any) -> None:
+    """Take torch's operators where a draft has Triton kernels for bfloat16."""
+    for module in model.modules():
+        if isinstance(module, upstream.DFlashAttention):
+            module.use_table_qk_norm_rope = False
+    if isinstance(model, upstream.DSparkDraftMixin):
+        model._build_fused_kv_write_bundle = lambda pool: None
+
+
+def _use_fast_paths(model: Any) -> None:
+    """Compute layers by a few kernel calls; write a draft's context by one."""
+    from sglang_dspark.backends.cpu import context_kv, packed_weights, weight_methods
+    from sglang_dspark.backends.cpu.layers import layer_stack
+
+    forwards = {
+        upstream.LlamaModel.forward: layer_stack.forward_target,
+        upstream.Qwen3Model.forward: layer_stack.forward_target,
+        upstream.DFlashDraftModel.forward: layer_stack.forward_draft,
+        upstream.EagleLlamaModel.forward: forward_model,
+    }
+    for module in model.modules():
+        theirs = type(module).forward
+        if theirs in forwards:
+            module.forward = partial(forwards[theirs], theirs, module)
+    if isinstance(model, upstream.DSparkDraftMixin):
+        packed_weights.pack_draft(model)
+        weight_methods.adopt_plain_layers(model)
+        write = type(model).write_target_hidden_kv
+        model.write_target_hidden_kv = partial(context_kv.write_target_hidden_kv, write, model)
+
+
+SEAMS = (
+    Seam(
+        name="cpu-model",
+        target="sglang.srt.model_executor.model_runner.ModelRunner.load_model",
+        kind="after",
+        hook=prepare_model,
+        signature="(self)",
+        why="a step reads every weight, and SGLang's Python around a small layer's kernels costs "
+        "as much as their arithmetic",
+        device="cpu",
+    ),
+)
