@@ -47,7 +47,7 @@ def _use_fast_paths(model: Any) -> None:
     from sglang_dspark.backends.cpu import context_kv, packed_weights, weight_methods
     from sglang_dspark.backends.cpu.layers import layer_stack
 
-    forwards = {
+    forwards: dict[Any, Any] = {
         upstream.LlamaModel.forward: layer_stack.forward_target,
         upstream.Qwen3Model.forward: layer_stack.forward_target,
         upstream.DFlashDraftModel.forward: layer_stack.forward_draft,

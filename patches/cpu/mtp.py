@@ -81,24 +81,28 @@ def draft_one(
     )
 
 
-def sample_greedy(
+def accept_drafts(
     original: Callable[..., Any],
     verify_input: Any,
     batch: Any,
     logits_output: Any,
     grammar_mask: Any = None,
-    uno_target_max_top_k: int | None = None,
-    *,
-    watermark_state: Any = None,
-    watermark_full_mask: bool = True,
+    *unused: Any,
+    **watermark: Any,
 ) -> Any:
-    """AROUND hook of `eagle_sample`: return tokens [R * n], lengths [R], accepted rows [R, n]."""
+    """AROUND hook of `eagle_sample`: return tokens [R * n], lengths [R], accepted rows [R, n].
+
+    Upstream's takes every request as greedy on a CPU, and watermarks on a GPU only.
+    """
+    from sglang_dspark.backends.cpu import verify_ops
     from sglang_dspark.backends.cpu.greedy_ops import verify_chains
 
-    logits = logits_output.next_token_logits
+    logits, info = logits_output.next_token_logits, batch.sampling_info
+    if not (batch.forward_mode.is_idle() or info.is_all_greedy or upstream.SIMULATE_ACC_LEN > 0):
+        _adjust(logits, info, verify_input.draft_token_num, grammar_mask)
+        return _of_rank_0(verify_ops.sample_windows(verify_input, info, logits))
     if (
         grammar_mask is None
-        and watermark_state is None
         and verify_input.tree_topk == 1
         and verify_input.max_tree_depth == verify_input.draft_token_num
         and _plainly_greedy(batch)
@@ -108,15 +112,30 @@ def sample_greedy(
         if logits.shape[0] == window.numel():
             predicted, index, lens = verify_chains(window.to(torch.int64), logits)
             return predicted, lens, index
-    return original(
-        verify_input,
-        batch,
-        logits_output,
-        grammar_mask,
-        uno_target_max_top_k,
-        watermark_state=watermark_state,
-        watermark_full_mask=watermark_full_mask,
-    )
+    return original(verify_input, batch, logits_output, grammar_mask, *unused, **watermark)
+
+
+def _adjust(logits: Tensor, info: Any, n: int, grammar_mask: Any) -> None:
+    """Apply penalties, biases and grammar to logits [R * n, V] in place, in upstream's order."""
+    upstream.sanitize_nan_logits(logits, "verify: target model logits")
+    if info.acc_additive_penalties is not None:
+        logits.add_(info.acc_additive_penalties.repeat_interleave(n, 0))
+    if info.acc_scaling_penalties is not None:
+        upstream.apply_scaling_penalties(logits, info.acc_scaling_penalties.repeat_interleave(n, 0))
+    if info.logit_bias is not None:
+        logits.add_(info.logit_bias.repeat_interleave(n, 0))
+    if grammar_mask is not None:
+        grammar_mask.apply(logits)
+
+
+def _of_rank_0(outcome: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """Broadcast rank 0's outcome in place: each rank draws random numbers of its own."""
+    parallel = upstream.get_parallel()
+    group = parallel.attn_tp_group if parallel.attn_dp_enabled else parallel.tp_group
+    if group.world_size > 1:
+        for each in outcome:
+            group.broadcast(each, src=0)
+    return outcome
 
 
 def extend_verified(
@@ -249,13 +268,13 @@ SEAMS = (
         device="cpu",
     ),
     Seam(
-        name="cpu-mtp-accept",
-        target="sglang.srt.speculative.eagle_worker_common.eagle_sample",
+        name="cpu-eagle-accept",
+        target="sglang.srt.speculative.eagle_utils.eagle_sample",
         kind="around",
-        hook=sample_greedy,
+        hook=accept_drafts,
         signature="(verify_input, batch, logits_output, grammar_mask=None, "
         "uno_target_max_top_k=None, *, watermark_state=None, watermark_full_mask=True)",
-        why="upstream reads all logits and walks a tree with some thirty small torch calls",
+        why="upstream ignores the temperature on a CPU, and walks a tree with thirty torch calls",
         device="cpu",
     ),
     Seam(

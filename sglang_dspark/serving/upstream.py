@@ -183,6 +183,7 @@ NAMES: dict[str, tuple[str, ...]] = {  # module -> names; "X as Y": used here as
         "CustomLogitProcessor",
         "DisallowedTokensLogitsProcessor",
     ),
+    "sglang.srt.sampling.penaltylib.repetition_penalty": ("apply_scaling_penalties",),
     "sglang.srt.sampling.sampling_batch_info": ("SamplingBatchInfo",),
     "sglang.srt.sampling.sampling_params": ("TOP_K_ALL",),
     "sglang.srt.server_args": ("prepare_server_args",),
@@ -233,6 +234,7 @@ NAMES: dict[str, tuple[str, ...]] = {  # module -> names; "X as Y": used here as
         "prepare_mamba_track_for_verify",
         "SIMULATE_ACC_LEN",
     ),
+    "sglang.srt.utils.async_probe": ("sanitize_nan_logits",),
     "sglang.srt.utils.common": (
         "async_d2h",
         "async_h2d",

@@ -366,7 +366,6 @@ REIMPLEMENTED: dict[str, dict[str, tuple[str, str]]] = {
         "DSparkWorkerV2._forward_decode": ("3aa4eacc539469c4", "step/decode.py"),
     },
     "sglang.srt.speculative.eagle_utils": {
-        "_verify_uses_greedy": ("fc0c86adc3afbc5d", "patches/cpu/accept.py"),
         "eagle_sample": ("b98c0077c73d02c8", "patches/cpu/mtp.py"),
     },
     "sglang.srt.speculative.eagle_worker_v2": {

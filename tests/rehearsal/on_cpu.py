@@ -14,19 +14,19 @@ import json
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import save_file
 
-from tests.rehearsal import experts, graphs, kv_faults, reads
+from tests.rehearsal import chains, experts, graphs, kv_faults, reads
 
 GAMMA = 5
 TIER = GAMMA + 1  # tokens: what a captured graph of one more request adds
 # Modules that replace operators which a CPU lacks; the other ones of `cpu` make it faster.
-NEEDED = ("accept", "arguments", "attention", "draft", "gpu_assumptions", "linear")
-FASTER = {"cpu-context-kv", "cpu-draft-weights"}  # and these of theirs
+NEEDED = ("accept", "arguments", "attention", "gpu_assumptions", "models")
 
 
 def pass_seconds(tokens: int) -> float:
@@ -73,11 +73,11 @@ def install_rehearsal() -> None:
     for name in patch_modules():
         folder, _, module = name.partition(".")
         if folder != "cpu" or module in NEEDED:
-            seams += [seam for seam in _seams_of(name) if seam.name not in FASTER]
+            seams += _seams_of(name)
     if os.environ.get("DSPARK_REHEARSAL_GRAPHS") == "1":
         graphs.install()
         seams += graphs.SEAMS
-    seams += [experts.SEAM, *_upstreams_rule()]
+    seams += [experts.SEAM, *chains.SEAMS]
     if "DSPARK_REHEARSAL_FAULT" in os.environ:
         kv_faults.install()
     registry.install([replace(seam, device="any") for seam in seams], device="cpu")
@@ -89,21 +89,12 @@ def install_rehearsal() -> None:
     _plant()
 
 
-def _upstreams_rule() -> tuple[Any, ...]:
-    """Torch operators for the sampled rule of upstream's executor, which an accelerator calls."""
-    from sglang_dspark.patches.cpu.accept import chain_sampling, target_probs
-
-    rule = "sglang.kernels.ops.speculative.dspark.dspark_accept"
-    return (
-        chain_sampling("rehearsed-chain", f"{rule}.chain_speculative_sampling_triton"),
-        target_probs("rehearsed-probabilities", rule),
-    )
-
-
 def _seams_of(module: str) -> tuple[Any, ...]:
     import importlib
 
     found: tuple[Any, ...] = importlib.import_module(f"sglang_dspark.patches.{module}").SEAMS
+    if module == "cpu.models":  # without its fast paths, which an accelerator has not
+        return tuple(replace(seam, hook=partial(seam.hook, fast=False)) for seam in found)
     return found
 
 

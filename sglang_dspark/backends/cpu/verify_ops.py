@@ -1,9 +1,9 @@
-"""Implement SGLang's sampling-verify operators in torch.
+"""Verify sampled drafts of EAGLE and DFLASH in torch, where SGLang has Triton and CUDA operators.
 
-Replace the Triton and CUDA operators named in sglang/kernels/ops/speculative/
-{verify_sampling,reject_sampling}.py and kernels/ops/sampling/renorm.py. The chain rule is
-`verify.accept_sampled`; trees follow upstream's target-only rule. R requests, n nodes a tree, the
-first node being the anchor, V tokens.
+Upstream: `eagle_sample` (sglang/srt/speculative/eagle_utils.py) and the operators of
+sglang/kernels/ops/speculative/verify_sampling.py. The chain rule is `verify.accept_sampled`; trees
+follow upstream's target-only rule. R requests, n nodes a tree, the first node being the anchor, V
+tokens.
 """
 
 from __future__ import annotations
@@ -13,47 +13,44 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sglang_dspark.backends.cpu import accept
+from sglang_dspark.serving import upstream
 from sglang_dspark.verify import accept_sampled, sample_inverse_cdf
 
 
-def chain_speculative_sampling(
-    predicts: Tensor,
-    accept_index: Tensor,
-    accept_token_num: Tensor,
-    candidates: Tensor,
-    retrive_index: Tensor,
-    retrive_next_token: Tensor,
-    retrive_next_sibling: Tensor,
-    uniform_samples: Tensor,
-    uniform_samples_for_final_sampling: Tensor,
-    target_probs: Tensor,
-    draft_probs: Tensor,
-    threshold_single: float,
-    threshold_acc: float,
-    deterministic: bool,
-    *,
-    block_verification: bool = False,
-) -> None:
-    """Chain rejection sampling; writes predicts, accept_index and accept_token_num in place.
+def sample_windows(
+    verify_input: Any, sampling_info: Any, logits: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Verify EAGLE's sampled chains, or trees, by plain decoding's distribution.
 
-    predicts: [R * n] tokens by flat node number. accept_index: [R, n] flat numbers of the anchor
-    and the accepted drafts. accept_token_num: [R] accepted drafts. candidates: [R, n] anchor and
-    drafts. uniform_samples: [R, n - 1 or n]. target_probs: [R, n, V]; draft_probs: [R, n - 1 or
-    n, V], the distribution each draft was sampled from. Thresholds belong to other rules and are
-    not read.
-    Raises NotImplementedError for block verification, which SGLang refuses on a CPU itself.
+    verify_input: upstream's `EagleVerifyInput`. logits: [R * n, V], all adjustments made.
+    Returns tokens by flat node number [R * n], tokens a request gains [R], and flat numbers of the
+    accepted nodes [R, depth], -1 behind them; all int32.
     """
-    if block_verification:
-        raise NotImplementedError("block verification has no CPU operator")
-    n = candidates.shape[1]
-    drafts = candidates[:, 1:].to(torch.int64)
-    coins, last = _finer(uniform_samples[:, : n - 1]), _finer(uniform_samples_for_final_sampling)
-    outcome = accept_sampled(drafts, draft_probs[:, : n - 1], target_probs, coins, last)
-    accept_token_num.copy_(outcome.accepted)
-    kept = torch.arange(n)[None, :] <= outcome.accepted[:, None]  # [R, n], the anchor included
-    nodes = retrive_index.to(torch.int64)  # [R, n]
-    accept_index[:, :n] = torch.where(kept, nodes, accept_index[:, :n]).to(accept_index.dtype)
-    predicts[nodes[kept]] = outcome.tokens(drafts)[kept].to(predicts.dtype)
+    spec, n = upstream.get_spec(), verify_input.draft_token_num
+    window = verify_input.draft_token.view(-1, n).to(torch.int64)
+    rows, nodes = len(window), verify_input.retrieve_index.to(torch.int64)
+    probs = accept.build_target_probs(
+        next_token_logits=logits, sampling_info=sampling_info, draft_token_num=n, bs=rows
+    )
+    predicts = torch.zeros(rows * n, dtype=torch.int32)
+    index = torch.full((rows, verify_input.max_tree_depth), -1, dtype=torch.int32)
+    if spec.speculative_use_rejection_sampling:
+        coins = torch.rand(rows, n, dtype=torch.float64)
+        drafts, draft_probs = window[:, 1:], verify_input.draft_probs[:, : n - 1]
+        outcome = accept_sampled(drafts, draft_probs, probs, coins[:, 1:], coins[:, 0])
+        kept = torch.arange(n) <= outcome.accepted[:, None]  # [R, n], the anchor included
+        index[:, :n] = torch.where(kept, nodes, -1)
+        predicts[nodes[kept]] = outcome.tokens(drafts)[kept].to(torch.int32)
+        return predicts, outcome.accepted.to(torch.int32) + 1, index
+    accepted = torch.empty(rows, dtype=torch.int32)
+    links = (nodes, verify_input.retrieve_next_token, verify_input.retrieve_next_sibling)
+    tree_speculative_sampling_target_only(
+        predicts, index, accepted, window, *links, torch.rand(rows, n), torch.rand(rows), probs,
+        torch.zeros_like(probs), spec.speculative_accept_threshold_single,
+        spec.speculative_accept_threshold_acc,
+    )  # fmt: skip
+    return predicts, accepted + 1, index
 
 
 def tree_speculative_sampling_target_only(
@@ -162,29 +159,3 @@ def _kept_child(
         refused[token] = target[token]
         candidate = sibling[candidate]
     return -1
-
-
-def top_k_renorm_prob(probs: Tensor, top_ks: Any) -> Tensor:
-    """Keep each row's top_ks [N] largest probabilities and renormalise; probs [N, V] float32.
-
-    Of equal probabilities at the cut the one `topk` returns first stays, as in upstream's samplers.
-    """
-    vocab = probs.shape[-1]
-    limit = torch.as_tensor(top_ks).reshape(-1).to(torch.int64).clamp(1, vocab)  # [N] or [1]
-    width = int(limit.max())
-    if width == vocab and int(limit.min()) == vocab:
-        return probs / probs.sum(-1, keepdim=True)
-    values, index = torch.topk(probs, width, dim=-1)  # [N, width]
-    values = values.masked_fill(torch.arange(width)[None, :] >= limit[:, None], 0.0)
-    kept = torch.zeros_like(probs).scatter_(1, index, values)
-    return kept / kept.sum(-1, keepdim=True)
-
-
-def top_p_renorm_prob(probs: Tensor, top_ps: Any) -> Tensor:
-    """Keep the smallest leading set of each row whose mass reaches top_ps [N], renormalised."""
-    ordered, index = probs.sort(-1, descending=True)
-    ahead = ordered.cumsum(-1) - ordered  # mass in front of each candidate
-    limit = torch.as_tensor(top_ps).reshape(-1, 1).to(probs.dtype)
-    ordered = ordered.masked_fill(ahead > limit, 0.0)
-    kept = torch.zeros_like(probs).scatter_(1, index, ordered)
-    return kept / kept.sum(-1, keepdim=True)

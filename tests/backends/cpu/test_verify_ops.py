@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
 
 from sglang_dspark.backends.cpu import verify_ops
 from sglang_dspark.verify import accept_sampled
+from tests.backends.cpu.draft_world import settings
 
 VOCAB = 5
 
@@ -30,19 +34,51 @@ def chain_buffers(rows: int, n: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Te
     )
 
 
-def test_chain_writes_what_the_accept_rule_says() -> None:
+def verified(
+    rows: int, n: int, target: Tensor, candidates: Tensor, draft_probs: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """EAGLE's chains [rows, n] with --speculative-use-rejection-sampling."""
+    _, _, _, flat, following, sibling = chain_buffers(rows, n)
+    verify_input = SimpleNamespace(
+        draft_token_num=n,
+        draft_token=candidates.flatten(),
+        retrieve_index=flat,
+        retrieve_next_token=following,
+        retrieve_next_sibling=sibling,
+        max_tree_depth=n,
+        draft_probs=draft_probs,
+    )
+    info = settings(torch.ones(rows))
+    return verify_ops.sample_windows(verify_input, info, target.log().flatten(0, 1))
+
+
+@pytest.fixture(params=[True, False], ids=["rejection", "target only"])
+def rule(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = SimpleNamespace(
+        speculative_use_rejection_sampling=request.param,
+        speculative_accept_threshold_single=1.0,
+        speculative_accept_threshold_acc=1.0,
+    )
+    monkeypatch.setitem(vars(verify_ops.upstream), "get_spec", lambda: spec)
+
+
+@pytest.mark.usefixtures("rule")
+@pytest.mark.parametrize("rule", [True], indirect=True)
+def test_chain_writes_what_the_accept_rule_says(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     rows, gamma = 64, 4
     n = gamma + 1
-    target, draft_law = laws(rows, n), laws(rows, gamma)
     candidates = torch.randint(0, VOCAB, (rows, n))
-    coins, last = torch.rand(rows, gamma), torch.rand(rows)
-    predicts, index, count, flat, following, sibling = chain_buffers(rows, n)
-    verify_ops.chain_speculative_sampling(
-        predicts, index, count, candidates, flat, following, sibling, coins, last, target,
-        draft_law, 1.0, 1.0, True,
-    )  # fmt: skip
-    want = accept_sampled(candidates[:, 1:], draft_law, target, coins, last)
+    outcomes = []
+
+    def recorded(*given: Tensor) -> Any:
+        outcomes.append(accept_sampled(*given))
+        return outcomes[-1]
+
+    monkeypatch.setattr(verify_ops, "accept_sampled", recorded)
+    predicts, gained, index = verified(rows, n, laws(rows, n), candidates, laws(rows, gamma))
+    (want,) = outcomes
+    count = gained - 1
     assert count.tolist() == want.accepted.tolist()
     assert len(set(count.tolist())) > 2, "the case must exercise several lengths"
     emitted = want.tokens(candidates[:, 1:])
@@ -53,32 +89,20 @@ def test_chain_writes_what_the_accept_rule_says() -> None:
         assert index[r, accepted + 1 :].tolist() == [-1] * (gamma - accepted)
         assert predicts[nodes].tolist() == emitted[r, : accepted + 1].tolist()
     untouched = set(range(rows * n)) - set(index[index >= 0].tolist())
-    assert all(int(predicts[i]) == -7 for i in untouched)
+    assert all(int(predicts[i]) == 0 for i in untouched)
 
 
-def test_a_coin_of_zero_keeps_no_improbable_draft() -> None:
-    """Upstream's coins are multiples of 2^-24; the bits below decide what one of 0 keeps."""
+@pytest.mark.usefixtures("rule")
+def test_the_first_token_of_a_chain_follows_the_target() -> None:
+    """Coins of float64: a draft that the target hardly has is hardly kept."""
     torch.manual_seed(2)
-    rows, improbable = 4000, 1e-9
+    rows, improbable = 8_000, 0.01
     target = torch.tensor([improbable, 1 - improbable]).expand(rows, 2, 2)
     sure = torch.tensor([1.0, 0.0]).expand(rows, 1, 2)  # the drafter's law: always token 0
-    predicts, index, count, flat, following, sibling = chain_buffers(rows, 2)
-    verify_ops.chain_speculative_sampling(
-        predicts, index, count, torch.zeros(rows, 2, dtype=torch.int64), flat, following, sibling,
-        torch.zeros(rows, 1), torch.rand(rows), target, sure, 1.0, 1.0, True,
-    )  # fmt: skip
-    kept = int(count.sum())
-    assert 20 < kept < 150, f"{kept} of {rows} kept, about {rows * improbable * 2**24:.0f} expected"
-
-
-def test_block_verification_is_refused() -> None:
-    predicts, index, count, flat, following, sibling = chain_buffers(1, 2)
-    with pytest.raises(NotImplementedError, match="block verification"):
-        verify_ops.chain_speculative_sampling(
-            predicts, index, count, torch.zeros(1, 2), flat, following, sibling,
-            torch.rand(1, 1), torch.rand(1), laws(1, 2), laws(1, 1), 1.0, 1.0, True,
-            block_verification=True,
-        )  # fmt: skip
+    predicts, gained, _ = verified(rows, 2, target, torch.zeros(rows, 2, dtype=torch.int64), sure)
+    kept = int((gained - 1).sum())
+    assert 40 < kept < 130, f"{kept} of {rows} kept, about {rows * improbable:.0f} expected"
+    assert int((predicts.view(rows, 2)[:, 0] == 0).sum()) == kept
 
 
 @pytest.mark.parametrize("greedy_like", [False, True])
@@ -111,25 +135,3 @@ def test_tree_rule_stops_at_the_depth_limit() -> None:
     assert count.tolist() == [1]
     assert index.tolist() == [[0, 1, -1]]
     assert predicts.tolist() == [1, 2, -7]
-
-
-def test_top_k_keeps_the_largest_and_renormalises() -> None:
-    torch.manual_seed(2)
-    probs = laws(4, 1)[:, 0]
-    limits = torch.tensor([1, 3, VOCAB, 1 << 30])
-    kept = verify_ops.top_k_renorm_prob(probs, limits)
-    for r, k in enumerate([1, 3, VOCAB, VOCAB]):
-        want = torch.zeros(VOCAB)
-        best = probs[r].argsort(descending=True)[:k]
-        want[best] = probs[r, best] / probs[r, best].sum()
-        torch.testing.assert_close(kept[r], want)
-    everything = verify_ops.top_k_renorm_prob(probs, torch.full((4,), VOCAB))
-    torch.testing.assert_close(everything, probs)
-
-
-def test_top_p_keeps_the_leading_mass_and_renormalises() -> None:
-    probs = torch.tensor([[0.5, 0.1, 0.3, 0.1, 0.0]] * 3)
-    kept = verify_ops.top_p_renorm_prob(probs, torch.tensor([0.4, 0.7, 1.0]))
-    torch.testing.assert_close(kept[0], torch.tensor([1.0, 0, 0, 0, 0]))
-    torch.testing.assert_close(kept[1], torch.tensor([0.625, 0, 0.375, 0, 0]))
-    torch.testing.assert_close(kept[2], probs[2])
