@@ -5,8 +5,8 @@ a request's `sampling_seed` (OpenAI: `seed`) only under --enable-deterministic-i
 CPU backend has. Here every batch carries the seeds in upstream's own field
 `SamplingBatchInfo.sampling_seed` [R] int64, which upstream filters, merges and copies. A request
 without a seed has UNSEEDED there and is sampled by upstream. The step reads seeds from the requests
-(step/seeds.py). Both draws would raise on a row without probability, so they repair such rows first
-(backends/cpu/lost_rows.py).
+(step/seeds.py). The draw would raise on a row without probability, so such rows are repaired first
+(`replace_nan_rows` of backends/cpu/accept.py).
 """
 
 from __future__ import annotations
@@ -31,15 +31,6 @@ def batch_seeds(reqs: Sequence[Any]) -> Tensor:
     return torch.tensor([UNSEEDED if seed is None else seed for seed in seeds], dtype=torch.int64)
 
 
-def seeded_tokens(tokens: Tensor, probs: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
-    """Draw the tokens [R] of seeded requests again, from probs [R, V] float."""
-    seeded = seeds != UNSEEDED
-    if bool(seeded.any()):
-        drawn = seeded_ops.choose(probs[seeded].float(), seeds[seeded], positions[seeded].long())
-        tokens[seeded] = drawn.to(tokens.dtype)
-    return tokens
-
-
 def keep_seeds(result: Any, cls: type, batch: Any, vocab_size: int) -> Any:
     """AFTER hook of `from_schedule_batch`: put the requests' seeds into the batch."""
     algorithm = batch.spec_algorithm
@@ -49,40 +40,33 @@ def keep_seeds(result: Any, cls: type, batch: Any, vocab_size: int) -> Any:
 
 
 def sample(
-    original: Callable[..., Tensor],
+    original: Callable[..., tuple[Tensor, Any]],
+    sampler: Any,
     probs: Tensor,
-    sampling_seed: Tensor | None = None,
-    positions: Tensor | None = None,
-) -> Tensor:
-    """AROUND hook of `sampling_from_probs_torch`: draw one token a row of probs [R, V]."""
-    tokens = original(replace_nan_rows(probs))
-    if sampling_seed is None or positions is None:
-        return tokens
-    return seeded_tokens(tokens, probs, sampling_seed, positions)
-
-
-def sample_after_cuts(
-    original: Callable[..., Any],
-    probs: Tensor,
-    top_ks: Tensor,
-    top_ps: Tensor,
-    min_ps: Tensor,
-    need_min_p_sampling: bool,
-    sampling_seed: Tensor | None,
+    sampling_info: Any,
     positions: Tensor,
-    **options: Any,
-) -> Any:
-    """AROUND hook: draw one token a row of probs [R, V] after top-k, top-p and min-p."""
-    replace_nan_rows(probs)
-    drawn = original(probs, top_ks, top_ps, min_ps, need_min_p_sampling, None, positions, **options)
-    if sampling_seed is None:
-        return drawn
-    kept_probs = truncate(probs, top_ks, top_ps, min_ps)
-    if not isinstance(drawn, tuple):
-        return seeded_tokens(drawn, kept_probs, sampling_seed, positions)
-    tokens, kept, ids, _ = drawn  # with the weights that were kept, and whose they are
-    tokens = seeded_tokens(tokens, kept_probs, sampling_seed, positions)
-    return tokens, kept, ids, (kept * (ids == tokens[:, None])).sum(dim=1)
+    simple_sampling_case: bool,
+) -> tuple[Tensor, Any]:
+    """AROUND hook of `_sample_from_probs`: draw one token a row of probs [R, V].
+
+    Upstream draws all rows without seeds, as its seeded draw needs an operator that stock wheels
+    lack on a CPU; rows with a seed are then drawn again.
+    """
+    info, seeds, probs = sampling_info, sampling_info.sampling_seed, replace_nan_rows(probs)
+    info.sampling_seed = None
+    try:
+        tokens, capture = original(sampler, probs, info, positions, simple_sampling_case)
+    finally:
+        info.sampling_seed = seeds
+    if seeds is None or not bool((seeded := seeds != UNSEEDED).any()):
+        return tokens, capture
+    if not simple_sampling_case:
+        probs = truncate(probs, info.top_ks, info.top_ps, info.min_ps)
+    drawn = seeded_ops.choose(probs[seeded].float(), seeds[seeded], positions[seeded].long())
+    tokens[seeded] = drawn.to(tokens.dtype)
+    if capture is not None:
+        capture = capture._replace(selected_weight=None)  # computed again from the tokens
+    return tokens, capture
 
 
 SEAMS = (
@@ -97,21 +81,12 @@ SEAMS = (
     ),
     Seam(
         name="cpu-seeded-sampling",
-        target="sglang.srt.layers.sampler.sampling_from_probs_torch",
+        target="sglang.srt.layers.sampler.Sampler._sample_from_probs",
         kind="around",
         hook=sample,
-        signature="(probs, sampling_seed=None, positions=None)",
-        why="upstream's seeded draw needs an operator that stock wheels lack on a CPU",
-        device="cpu",
-    ),
-    Seam(
-        name="cpu-seeded-cuts",
-        target="sglang.srt.layers.sampler.top_k_top_p_min_p_sampling_from_probs_torch",
-        kind="around",
-        hook=sample_after_cuts,
-        signature="(probs, top_ks, top_ps, min_ps, need_min_p_sampling, sampling_seed, positions, "
-        "*, return_filtered_probs=False, max_top_k=None)",
-        why="upstream's seeded draw needs an operator that stock wheels lack on a CPU",
+        signature="(self, probs, sampling_info, positions, simple_sampling_case)",
+        why="upstream's seeded draw needs an operator that stock wheels lack on a CPU, and rows "
+        "of NaN end its sampler",
         device="cpu",
     ),
 )

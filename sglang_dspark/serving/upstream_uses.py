@@ -240,7 +240,6 @@ REIMPLEMENTED: dict[str, dict[str, tuple[str, str]]] = {
     },
     "sglang.srt.layers.sampler": {
         "Sampler._sample_from_probs": ("3b076117aa3f730a", "backends/cuda/accept_plain.py"),
-        "sampling_from_probs_torch": ("e5decb6e2d69cc32", "patches/cpu/seeds.py"),
         "top_k_top_p_min_p_sampling_from_probs_torch": (
             "c6529199fdeb47bc",
             "patches/cpu/seeds.py",

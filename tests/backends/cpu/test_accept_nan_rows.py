@@ -45,18 +45,9 @@ def test_a_sound_row_is_left_as_it_is() -> None:
 
 
 def test_prefill_and_plain_decoding_draw_of_it_too() -> None:
-    from sglang.srt.layers import sampler
+    from sglang.srt.layers.sampler import Sampler
 
     probs = torch.softmax(torch.tensor([[-INF, -INF, -INF], [0.0, -INF, -INF]]), dim=-1)
-    drawn = seeds.sample(sampler.sampling_from_probs_torch, probs.clone())
-    assert drawn.view(-1).tolist() == [0, 0]
-    cuts = torch.tensor([2, 2]), torch.tensor([0.9, 0.9]), torch.zeros(2)
-    drawn = seeds.sample_after_cuts(
-        sampler.top_k_top_p_min_p_sampling_from_probs_torch,
-        probs.clone(),
-        *cuts,
-        False,
-        None,
-        torch.zeros(2, dtype=torch.int64),
-    )
+    info = SimpleNamespace(sampling_seed=None, sampling_mask_batch_indices=None)
+    drawn, _ = seeds.sample(Sampler._sample_from_probs, None, probs, info, torch.zeros(2), True)
     assert drawn.view(-1).tolist() == [0, 0]

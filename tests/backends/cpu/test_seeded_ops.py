@@ -141,37 +141,35 @@ def test_seed_zero_alone_is_a_seed() -> None:
 
 
 @pytest.mark.parametrize("cuts", [None, (3, 1.0, 0.0), (VOCAB, 0.7, 0.0), (VOCAB, 1.0, 0.1)])
-def test_plain_sampler_draws_by_seed(cuts: tuple[int, float, float] | None) -> None:
+def test_plain_sampler_draws_by_seed(
+    cuts: tuple[int, float, float] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from sglang.srt.layers import sampler
 
-    from sglang_dspark.patches.cpu.seeds import sample, sample_after_cuts
+    from sglang_dspark.patches.cpu.seeds import sample
     from sglang_dspark.verify.sampling import truncate
 
     probs = (torch.randn(3, VOCAB, generator=torch.Generator().manual_seed(4)) * 2).softmax(-1)
     row_seeds, positions = torch.tensor([7, UNSEEDED, 8]), torch.tensor([3, 3, 9])
-    law = probs
-    if cuts is not None:
-        settings = [torch.full((3,), cut) for cut in cuts]
-        law = truncate(probs, *settings)
+    top_k, top_p, min_p = cuts or (VOCAB, 1.0, 0.0)
+    info = SimpleNamespace(
+        sampling_seed=row_seeds,
+        top_ks=torch.full((3,), top_k),
+        top_ps=torch.full((3,), top_p),
+        min_ps=torch.full((3,), min_p),
+        need_min_p_sampling=min_p > 0,
+        sampling_mask_batch_indices=torch.arange(3),
+        max_top_k=None,
+    )
+    law = probs if cuts is None else truncate(probs, info.top_ks, info.top_ps, info.min_ps)
     expected = seeded_choice(law, row_seeds, positions)
-    free = set()
+    kernel = SimpleNamespace(sampling_backend="pytorch")
+    monkeypatch.setattr(sampler, "get_exec", lambda: SimpleNamespace(kernel=kernel))
+    original, free = sampler.Sampler._sample_from_probs, set()
     for _ in range(8):
-        if cuts is None:
-            original = sampler.sampling_from_probs_torch
-            drawn = sample(original, probs.clone(), row_seeds, positions).view(-1)
-        else:
-            original = sampler.top_k_top_p_min_p_sampling_from_probs_torch
-            drawn, kept, ids, weight = sample_after_cuts(
-                original,
-                probs.clone(),
-                *settings,
-                cuts[2] > 0,
-                row_seeds,
-                positions,
-                return_filtered_probs=True,
-            )
-            for r in range(3):
-                assert float(weight[r]) == float(kept[r][ids[r] == drawn[r]].sum()) > 0
-        assert drawn[[0, 2]].tolist() == expected[[0, 2]].tolist()
-        free.add(int(drawn[1]))
+        drawn, capture = sample(original, None, probs.clone(), info, positions, cuts is None)
+        assert info.sampling_seed is row_seeds
+        assert capture.selected_weight is None  # computed again, from the seeded tokens
+        assert drawn.view(-1)[[0, 2]].tolist() == expected[[0, 2]].tolist()
+        free.add(int(drawn.view(-1)[1]))
     assert len(free) > 1
