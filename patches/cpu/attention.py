@@ -1,16 +1,54 @@
-"""Register our CPU attention backend with SGLang, for the target and for drafts."""
+"""Register our CPU attention backend with SGLang, for the target and for drafts.
+
+Upstream: sglang/srt/speculative/draft_utils.py, `DraftBackendFactory._create_backend`: EAGLE's
+draft backends are made from closed tables of names.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from sglang_dspark.backends.cpu import attention_registry
+from sglang_dspark.backends.cpu.attention_registry import ATTENTION_BACKEND
 from sglang_dspark.patches.seam import Seam
+
+
+def offer_backend(*args: Any, **kwargs: Any) -> None:
+    """Register the name: BEFORE hook of `ServerArgs.add_cli_args`."""
+    attention_registry.register_attention()
+
+
+def create_draft_backend(
+    original: Callable[..., Any],
+    self: Any,
+    backend_name: str,
+    backend_map: dict[str, Any],
+    error_template: str,
+    stamps_children: bool = False,
+) -> Any:
+    """Add our name to the table (AROUND hook); `stamps_children` marks multi-step drafting."""
+    from sglang_dspark.backends.cpu import attention
+
+    def single() -> tuple[str, Any]:
+        return ATTENTION_BACKEND, attention.DsparkCpuAttnBackend(self.draft_model_runner)
+
+    def stepwise() -> tuple[str, Any]:
+        backend = attention.DsparkCpuMultiStepDraftBackend(
+            self.draft_model_runner, self.topk, self.speculative_num_steps
+        )
+        return ATTENTION_BACKEND, backend
+
+    table = {**backend_map, ATTENTION_BACKEND: stepwise if stamps_children else single}
+    return original(self, backend_name, table, error_template, stamps_children)
+
 
 SEAMS = (
     Seam(
         name="cpu-attention-choice",
         target="sglang.srt.server_args.ServerArgs.add_cli_args",
         kind="before",
-        hook=attention_registry.offer_backend,
+        hook=offer_backend,
         signature="(parser)",
         why="a backend's name must be registered before the command line is parsed",
         device="cpu",
@@ -19,7 +57,7 @@ SEAMS = (
         name="cpu-draft-attention",
         target="sglang.srt.speculative.draft_utils.DraftBackendFactory._create_backend",
         kind="around",
-        hook=attention_registry.create_draft_backend,
+        hook=create_draft_backend,
         signature="(self, backend_name, backend_map, error_template, stamps_children=False)",
         why="EAGLE's draft attention backends come from a closed table of names",
         device="cpu",
