@@ -161,8 +161,8 @@ def test_plain_sampler_draws_by_seed(
         sampling_mask_batch_indices=torch.arange(3),
         max_top_k=None,
     )
-    law = probs if cuts is None else truncate(probs, info.top_ks, info.top_ps, info.min_ps)
-    expected = seeded_choice(law, row_seeds, positions)
+    kept = probs if cuts is None else truncate(probs, info.top_ks, info.top_ps, info.min_ps)
+    expected = seeded_choice(kept, row_seeds, positions)
     kernel = SimpleNamespace(sampling_backend="pytorch")
     monkeypatch.setattr(sampler, "get_exec", lambda: SimpleNamespace(kernel=kernel))
     original, free = sampler.Sampler._sample_from_probs, set()

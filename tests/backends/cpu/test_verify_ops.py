@@ -94,11 +94,11 @@ def test_chain_writes_what_the_accept_rule_says(monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.usefixtures("rule")
 def test_the_first_token_of_a_chain_follows_the_target() -> None:
-    """Coins of float64: a draft that the target hardly has is hardly kept."""
+    """A draft of probability 0.01 is kept in one of a hundred chains."""
     torch.manual_seed(2)
     rows, improbable = 8_000, 0.01
     target = torch.tensor([improbable, 1 - improbable]).expand(rows, 2, 2)
-    sure = torch.tensor([1.0, 0.0]).expand(rows, 1, 2)  # the drafter's law: always token 0
+    sure = torch.tensor([1.0, 0.0]).expand(rows, 1, 2)  # drafted: always token 0
     predicts, gained, _ = verified(rows, 2, target, torch.zeros(rows, 2, dtype=torch.int64), sure)
     kept = int((gained - 1).sum())
     assert 40 < kept < 130, f"{kept} of {rows} kept, about {rows * improbable:.0f} expected"
