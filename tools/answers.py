@@ -6,8 +6,8 @@
 
 The file has the answers' token ids alone, each with its prompt's id and digest; prompts stay in
 their own files, under their own licences. Only stores without states (`data.cache: false`) are
-packed. `unpack` adds the answers whose prompts are there and unchanged; `dspark train data` then
-answers what is left. `states` computes the states that training reads into another store, once
+packed. `pack` keeps what the file has and adds what is new. `unpack` adds the answers whose prompts
+are there and unchanged; `dspark train data` then answers what is left. `states` computes the states that training reads into another store, once
 instead of in each step: 7 KB a token for the demo target. It adds what that store lacks.
 """
 
@@ -18,7 +18,7 @@ import hashlib
 import json
 import lzma
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,18 +46,25 @@ _META = ("target_sha256", "tokenizer_sha256", "answers")
 
 
 def pack(cfg: RunConfig, file: Path) -> int:
-    """Write a store's answers to a file; how many. Raises DSparkError for one with states."""
+    """Add a store's answers to a file; how many it has then. A prompt keeps its first answer.
+
+    Raises DSparkError for a store with states, and for a file of another target's answers.
+    """
     reader = StoreReader(cfg.data.store)
     if reader.meta["cached"]:
         raise DSparkError(f"{cfg.data.store} has states: pack a store of `data.cache: false`")
-    rows, parts = [], []
-    for number in range(len(reader)):
-        response = reader.bare(number)
-        if len(response.answers) > 1:
-            raise DSparkError(f"{cfg.data.store}: {response.id} has several turns")
-        prompt = response.tokens[: response.prompt_len].tolist()
-        rows.append([response.id, response.domain, response.temperature, _digest(prompt)])
-        parts.append(response.tokens[response.prompt_len :].int())
+    parts: list[Tensor] = []
+    rows: list[list[Any]] = []
+    if file.exists():
+        tokens, rows, meta = _read(file)
+        _require_same(file, meta, reader.meta)
+        parts = list(tokens)
+    packed = {row[-1] for row in rows}
+    for response, digest in _stored(reader):
+        if digest not in packed:
+            rows.append([response.id, response.domain, response.temperature, digest])
+            parts.append(response.tokens[response.prompt_len :].int())
+            packed.add(digest)
     tensors = {
         "tokens": torch.cat(parts),
         "lengths": torch.tensor([len(part) for part in parts], dtype=torch.int32),
@@ -72,31 +79,48 @@ def pack(cfg: RunConfig, file: Path) -> int:
 def unpack(cfg: RunConfig, file: Path) -> tuple[int, int]:
     """Add a file's answers to the store; how many, and how many have no such prompt here.
 
+    An answer belongs to the prompt with its digest, whatever id that has in the prompt files.
     Raises DSparkError for a damaged file or the answers of another target.
     """
     tokens, rows, meta = _read(file)
     skipped: list[str] = []
     plan = plan_answers(cfg, AutoConfig.from_pretrained(str(cfg.data.target)), skipped.append)
-    here = check_meta(cfg.data.store, {})
-    for key in _META:
-        if meta[key] != here[key]:
-            raise DSparkError(f"{file} has answers of another {key}: {meta[key]}, here {here[key]}")
-    prompts, added, unknown = {each.id: each.ids for each in plan.todo}, 0, 0
-    for (name, domain, temperature, digest), answer in zip(rows, tokens, strict=True):
-        if name in plan.writer.done:
+    _require_same(file, meta, check_meta(cfg.data.store, {}))
+    reader = StoreReader(cfg.data.store) if plan.writer.done else None
+    stored = {digest for _, digest in _stored(reader)} if reader else set()
+    prompts, added, unknown = {_digest(each.ids): each for each in plan.todo}, 0, 0
+    for (_, domain, temperature, digest), answer in zip(rows, tokens, strict=True):
+        if digest in stored:
             continue
-        prompt = prompts.get(name)
-        if prompt is None or _digest(prompt) != digest:
+        prompt = prompts.get(digest)
+        if prompt is None:
             unknown += 1
             continue
-        whole = torch.cat([torch.tensor(prompt), answer.long()])
+        whole = torch.cat([torch.tensor(prompt.ids), answer.long()])
         none = torch.zeros(len(whole), 0)
         plan.writer.add(
-            Response(name, domain, temperature, len(prompt), whole, none, none, none.sum(1))
+            Response(
+                prompt.id, domain, temperature, len(prompt.ids), whole, none, none, none.sum(1)
+            )
         )
         added += 1
     plan.writer.flush()
     return added, unknown
+
+
+def _stored(reader: StoreReader) -> Iterator[tuple[Response, str]]:
+    """Each answer of a store with its prompt's digest; DSparkError for one of several turns."""
+    for number in range(len(reader)):
+        response = reader.bare(number)
+        if len(response.answers) > 1:
+            raise DSparkError(f"{reader.path}: {response.id} has several turns")
+        yield response, _digest(response.tokens[: response.prompt_len].tolist())
+
+
+def _require_same(file: Path, meta: Mapping[str, Any], here: Mapping[str, Any]) -> None:
+    for key in _META:
+        if meta[key] != here[key]:
+            raise DSparkError(f"{file} has answers of another {key}: {meta[key]}, here {here[key]}")
 
 
 def add_states(cfg: RunConfig, folder: Path) -> int:

@@ -59,8 +59,29 @@ def test_an_answer_to_a_changed_prompt_is_left_out(bare, tmp_path):
     [file] = bare.data.prompts
     file.write_text(file.read_text().replace('"w3 w12"', '"w3 w13"').replace("q5", "q55"))
     other = elsewhere(bare, tmp_path)
-    assert unpack(other, tmp_path / "a.xz") == (7, 2)
-    assert set(rows_of(other)) == {f"q{i}" for i in range(9)} - {"q3", "q5"}
+    assert unpack(other, tmp_path / "a.xz") == (8, 1)
+    kept = {f"q{i}" for i in range(9)} - {"q3", "q5"}
+    assert set(rows_of(other)) == kept | {"q55"}, "a prompt may have another id"
+
+
+def test_packing_keeps_answers_whose_prompts_are_gone(bare, tmp_path):
+    answered(bare)
+    file = tmp_path / "a.xz"
+    pack(bare, file)
+    before = rows_of(bare)
+    [prompts] = bare.data.prompts
+    was = prompts.read_text()
+    prompts.write_text(was.replace('"w3 w12"', '"w3 w13"').replace('"q3"', '"new"'))
+    other = elsewhere(bare, tmp_path)
+    unpack(other, file)
+    assert len(answered(other)) == 9
+    assert pack(other, file) == 10
+    assert pack(other, file) == 10, "what the file has is not added again"
+    prompts.write_text(was)
+    third = bare.data.model_copy(update={"store": tmp_path / "third"})
+    third = bare.model_copy(update={"data": third})
+    assert unpack(third, file) == (9, 1)
+    assert rows_of(third) == before
 
 
 def test_added_states_are_those_of_a_store_that_kept_them(bare, tmp_path):
@@ -102,3 +123,9 @@ def test_what_cannot_be_packed_or_read_is_one_line(config, bare, tmp_path):
         patch.setattr("tools.answers.check_meta", lambda *_: {"target_sha256": "other"})
         with pytest.raises(DSparkError, match="answers of another target_sha256"):
             unpack(other, tmp_path / "a.xz")
+    meta = bare.data.store / "meta.json"
+    meta.write_text(meta.read_text().replace('"target_sha256": "', '"target_sha256": "f'))
+    packed = (tmp_path / "a.xz").read_bytes()
+    with pytest.raises(DSparkError, match="answers of another target_sha256"):
+        pack(bare, tmp_path / "a.xz")
+    assert (tmp_path / "a.xz").read_bytes() == packed
