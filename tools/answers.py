@@ -5,9 +5,10 @@
     python -m tools.answers states --config configs/train/answers.yaml STORE
 
 The file has the answers' token ids alone, each with its prompt's id and digest; prompts stay in
-their own files, under their own licences. Only stores without states (`data.cache: false`) are
-packed. `pack` keeps what the file has and adds what is new. `unpack` adds the answers whose prompts
-are there and unchanged; `dspark train data` then answers what is left. `states` computes the states that training reads into another store, once
+their own files, under their own licences (tools/prompts.py builds the demo target's). Only stores
+without states (`data.cache: false`) are packed. `pack` keeps what the file has and adds new
+answers. `unpack` adds the answers whose prompts are there and unchanged; `dspark train data` then
+answers what is left. `states` computes the states that training reads into another store, once
 instead of in each step: 7 KB a token for the demo target. It adds what that store lacks.
 """
 

@@ -1,6 +1,6 @@
 """Write the prompts of tools/smollm2-135m-answers.safetensors.xz from local copies of public sets.
 
-    python -m tools.prompts runs/prompts.jsonl --gsm8k grade-school-math --stdlib /usr/lib/python3.11
+    python -m tools.prompts runs/prompts.jsonl --gsm8k grade-school-math --mbpp mbpp.jsonl
 
 Each option names a copy of a set, which this tool neither downloads nor ships:
 
@@ -26,8 +26,9 @@ import hashlib
 import json
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain, cycle
 from pathlib import Path
 from typing import Any
 
@@ -43,22 +44,20 @@ _WORDINGS = (
 )
 # A docstring's task ends at its first paragraph, example or list of parameters.
 _TASK_END = re.compile(r"\n\s*\n|>>>|:param|\bArgs\b|\bParameters\b")
-_NOT_STDLIB = "site-packages test tests idlelib lib2to3 ensurepip turtledemo".split()
-_NOT_ALGORITHMS = ["project_euler", "scripts"]  # Project Euler's are all called `solution`
+_NOT_STDLIB = ("site-packages", "test", "tests", "idlelib", "lib2to3", "ensurepip", "turtledemo")
+_NOT_ALGORITHMS = ("project_euler", "scripts")  # Project Euler's are all called `solution`
 
 
 def gsm8k(folder: Path) -> Iterator[str]:
     """Yield the training questions."""
-    for row in _rows(folder / "grade_school_math" / "data" / "train.jsonl"):
-        yield (
-            f"{row['question'].strip()}\n"
-            "Please reason step by step, and put your final answer within \\boxed{}."
-        )
+    asked = "Please reason step by step, and put your final answer within \\boxed{}."
+    for row in _rows(folder / "grade_school_math" / "data" / "train.jsonl", "question"):
+        yield f"{row['question'].strip()}\n{asked}"
 
 
 def mbpp(file: Path) -> Iterator[str]:
     """Yield the tasks outside 11-510 whose text none of those has."""
-    rows = list(_rows(file))
+    rows = _rows(file, "task_id", "text", "test_list")
     tested = {row["text"] for row in rows if 11 <= row["task_id"] <= 510}
     for row in rows:
         if row["text"] not in tested:
@@ -66,25 +65,13 @@ def mbpp(file: Path) -> Iterator[str]:
 
 
 def algorithms(folder: Path) -> Iterator[str]:
-    """Yield the documented functions, of tests too."""
-    return _functions(folder, _NOT_ALGORITHMS)
+    """Yield the documented functions, tests included."""
+    return _functions(sorted(_modules(folder, _NOT_ALGORITHMS)))
 
 
 def stdlib(folder: Path) -> Iterator[str]:
     """Yield the documented functions of the modules that programs import."""
-    return _functions(folder, _NOT_STDLIB)
-
-
-def _functions(folder: Path, skipped: list[str]) -> Iterator[str]:
-    """Yield a prompt for each public function whose docstring says what to write."""
-    number = 0
-    files = sorted(folder.rglob("*.py"), key=lambda each: (each.parent, each))
-    for file in files:
-        if set(skipped) & set(file.relative_to(folder).parts):
-            continue
-        for signature, task in _documented(file):
-            yield _WORDINGS[number % len(_WORDINGS)].format(signature, task)
-            number += 1
+    return _functions(sorted(_modules(folder, _NOT_STDLIB), key=lambda each: (each.parent, each)))
 
 
 def exercism(folder: Path) -> Iterator[str]:
@@ -107,8 +94,12 @@ def self_instruct_user(folder: Path) -> Iterator[str]:
 def vicuna(folder: Path) -> Iterator[str]:
     """Yield the first turns that MT-Bench does not have."""
     data = folder / "fastchat" / "llm_judge" / "data"
-    tested = {turn for row in _rows(data / "mt_bench" / "question.jsonl") for turn in row["turns"]}
-    for row in _rows(data / "vicuna_bench" / "question.jsonl"):
+    tested = {
+        turn
+        for row in _rows(data / "mt_bench" / "question.jsonl", "turns")
+        for turn in row["turns"]
+    }
+    for row in _rows(data / "vicuna_bench" / "question.jsonl", "turns"):
         if row["turns"][0] not in tested:
             yield row["turns"][0]
 
@@ -175,6 +166,19 @@ def write(file: Path, copies: Mapping[str, Path]) -> dict[str, int]:
     return counts
 
 
+def _modules(folder: Path, skipped: Sequence[str]) -> list[Path]:
+    """Return the Python files outside the skipped folders."""
+    files = folder.rglob("*.py")
+    return [each for each in files if not set(skipped) & set(each.relative_to(folder).parts)]
+
+
+def _functions(files: Sequence[Path]) -> Iterator[str]:
+    """Yield a prompt for each documented function; the order of files sets its wording."""
+    documented = chain.from_iterable(map(_documented, files))
+    for wording, (signature, task) in zip(cycle(_WORDINGS), documented, strict=False):
+        yield wording.format(signature, task)
+
+
 def _documented(file: Path) -> Iterator[tuple[str, str]]:
     """Yield signature and task of the public functions with a docstring of a sentence or more."""
     try:
@@ -191,7 +195,7 @@ def _documented(file: Path) -> Iterator[tuple[str, str]]:
 
 
 def _instructions(file: Path) -> Iterator[str]:
-    for row in _rows(file):
+    for row in _rows(file, "instruction", "instances"):
         given = row["instances"][0]["input"]
         yield row["instruction"] + (f"\n\nInput:\n{given}" if given else "")
 
@@ -205,10 +209,16 @@ def _text(file: Path) -> str:
         return file.read_text(encoding="utf-8", errors="ignore")
 
 
-def _rows(file: Path) -> Iterator[dict[str, Any]]:
+def _rows(file: Path, *fields: str) -> list[dict[str, Any]]:
+    """Return the rows of a file of JSON lines; DSparkError for one that lacks a field."""
     text = _text(file)
     with reading(file, "copy of a prompt set", "clone the set again"):
-        yield from (parse_json(line) for line in text.splitlines() if line.strip())
+        rows = [parse_json(line) for line in text.splitlines() if line.strip()]
+        for row in rows:
+            missing = [field for field in fields if field not in row]
+            if missing:
+                raise DSparkError(f"a row has no {missing[0]}; clone the set again")
+    return rows
 
 
 def main() -> int:
