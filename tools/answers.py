@@ -80,7 +80,7 @@ def pack(cfg: RunConfig, file: Path) -> int:
 def unpack(cfg: RunConfig, file: Path) -> tuple[int, int]:
     """Add a file's answers to the store; how many, and how many have no such prompt here.
 
-    An answer belongs to the prompt with its digest, whatever id that has in the prompt files.
+    Prompts are found by digest; an id may have changed.
     Raises DSparkError for a damaged file or the answers of another target.
     """
     tokens, rows, meta = _read(file)
