@@ -17,14 +17,8 @@ from sglang_dspark.drafter.target_fit import Target
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.serving.checkpoint import convert_drafter, validate_drafter
 from tests.drafter.published import Published, drafts
+from tests.drafter.published_layouts import LLAMA3
 
-LLAMA3 = {
-    "rope_type": "llama3",
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 100,
-}
 WINDOWED = {"window": 6, "sliding": (0, 1)}
 SHAPES: dict[str, dict[str, Any]] = {
     "whole vocabulary": {"columns": 61},

@@ -8,6 +8,7 @@ collected, and each is continued with each window.
 
 from __future__ import annotations
 
+import copy
 import json
 import pickle
 import re
@@ -136,16 +137,17 @@ def all_windows(stream: Stream, text: str, cut: Callable[[str], list[str]]) -> l
     """
     cut_text = tokens(text)
     count = len(cut_text)
-    states: list[set[bytes]] = [{pickle.dumps(stream)}, *(set() for _ in cut_text)]
+    states: list[dict[bytes, Stream]] = [{}, *({} for _ in cut_text)]
+    states[0][pickle.dumps(stream)] = stream
     for at, before in enumerate(states[:-1]):
         ends = set(range(at + 1, min(at + GAMMA + 1, count) + 1))
         ends |= {count} if at % 4 == 0 else set()
-        for state, end in product(before, ends):
-            copy: Stream = pickle.loads(state)
+        for state, end in product(before.values(), ends):
+            fed = copy.deepcopy(state)
             for chunk in cut("".join(cut_text[at:end])):
-                copy.feed(chunk)
-            states[end].add(pickle.dumps(copy))
-    ended = [pickle.loads(state) for state in states[-1]]
+                fed.feed(chunk)
+            states[end].setdefault(pickle.dumps(fed), fed)
+    ended = list(states[-1].values())
     for each in ended:
         each.end()
     return ended

@@ -54,7 +54,7 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    """What set-up reads of a checkout; the lock is cut down to three packages, sizes to 0.3 GB."""
+    """Copy the files that set-up reads, with a lock of three packages and sizes of 0.3 GB."""
     place = tmp_path / "checkout"
     ignored = shutil.ignore_patterns("*.safetensors", "__pycache__")
     for name in ("sglang_dspark", "kernels", "loadtest", "patches", "configs", "drafters"):

@@ -1,4 +1,4 @@
-"""Sampling-verify operators: the bookkeeping exactly, the law of the tokens by frequency."""
+"""Sampling-verify operators: the bookkeeping exactly, the probs of the tokens by frequency."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.backends.cpu.draft_world import settings
 VOCAB = 5
 
 
-def laws(rows: int, width: int) -> Tensor:
+def random_probs(rows: int, width: int) -> Tensor:
     return torch.softmax(torch.randn(rows, width, VOCAB) * 1.5, dim=-1)
 
 
@@ -76,7 +76,9 @@ def test_chain_writes_what_the_accept_rule_says(monkeypatch: pytest.MonkeyPatch)
         return outcomes[-1]
 
     monkeypatch.setattr(verify_ops, "accept_sampled", recorded)
-    predicts, gained, index = verified(rows, n, laws(rows, n), candidates, laws(rows, gamma))
+    predicts, gained, index = verified(
+        rows, n, random_probs(rows, n), candidates, random_probs(rows, gamma)
+    )
     (want,) = outcomes
     count = gained - 1
     assert count.tolist() == want.accepted.tolist()
@@ -106,11 +108,11 @@ def test_the_first_token_of_a_chain_follows_the_target() -> None:
 
 
 @pytest.mark.parametrize("greedy_like", [False, True])
-def test_tree_rule_keeps_the_targets_law(greedy_like: bool) -> None:
+def test_tree_rule_keeps_the_targets_distribution(greedy_like: bool) -> None:
     """First token of a tree whose root has two children, 12,000 times, against the target."""
     torch.manual_seed(1)
     trials, n = 12_000, 3
-    law = laws(1, n)[0] if not greedy_like else torch.eye(VOCAB)[[2, 0, 1]]
+    probs = random_probs(1, n)[0] if not greedy_like else torch.eye(VOCAB)[[2, 0, 1]]
     predicts = torch.empty(n, dtype=torch.int32)
     candidates = torch.tensor([[4, 2, 1]])
     child, sibling = torch.tensor([[1, -1, -1]]), torch.tensor([[-1, 2, -1]])
@@ -118,19 +120,20 @@ def test_tree_rule_keeps_the_targets_law(greedy_like: bool) -> None:
     for coins, last in zip(torch.rand(trials, 1, n), torch.rand(trials, 1), strict=True):
         verify_ops.tree_speculative_sampling_target_only(
             predicts, torch.full((1, 2), -1), torch.empty(1), candidates,
-            torch.arange(n)[None], child, sibling, coins, last, law[None], torch.zeros(1, n, VOCAB),
+            torch.arange(n)[None], child, sibling, coins, last,
+            probs[None], torch.zeros(1, n, VOCAB),
         )  # fmt: skip
         seen[int(predicts[0])] += 1
-    error = (law[0] * (1 - law[0]) / trials).sqrt()
-    assert bool(((seen / trials - law[0]).abs() <= 4.5 * error + 1e-9).all()), seen / trials
+    error = (probs[0] * (1 - probs[0]) / trials).sqrt()
+    assert bool(((seen / trials - probs[0]).abs() <= 4.5 * error + 1e-9).all()), seen / trials
 
 
 def test_tree_rule_stops_at_the_depth_limit() -> None:
-    law = torch.eye(VOCAB)[[1, 2, 3]][None]
+    probs = torch.eye(VOCAB)[[1, 2, 3]][None]
     predicts, index, count, flat, following, sibling = chain_buffers(1, 3)
     verify_ops.tree_speculative_sampling_target_only(
         predicts, index[:, :2], count, torch.tensor([[0, 1, 2]]), flat, following, sibling,
-        torch.rand(1, 3), torch.rand(1), law, torch.zeros(1, 3, VOCAB),
+        torch.rand(1, 3), torch.rand(1), probs, torch.zeros(1, 3, VOCAB),
     )  # fmt: skip
     assert count.tolist() == [1]
     assert index.tolist() == [[0, 1, -1]]
