@@ -20,6 +20,8 @@ import socket
 import sys
 from typing import Any
 
+import setproctitle
+
 LIBRARIES = (
     "torch._inductor.compile_fx",
     "transformers.modeling_utils",
@@ -84,6 +86,7 @@ def _die_with_the_parent() -> None:
 def main() -> None:
     _die_with_the_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # it ends when its channel does
+    setproctitle.getproctitle()  # it looks for the title's place by the environment of the start
     for name in LIBRARIES:
         importlib.import_module(name)
     gc.collect()

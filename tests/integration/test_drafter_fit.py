@@ -50,10 +50,10 @@ def misfit(
     pool.stop(name)
 
 
-def answers(server: Served) -> list[list[int]]:
+def answers(server: Served, users: int = USERS) -> list[list[int]]:
     sampling = {"ignore_eos": True}
     found = server.generate_all(
-        PROMPTS[:16], USERS, max_new_tokens=TOKENS, sampling_params=sampling
+        PROMPTS[:16], users, max_new_tokens=TOKENS, sampling_params=sampling
     )
     return [answer["output_ids"] for answer in found]
 
@@ -95,7 +95,13 @@ def test_it_is_logged_once_and_answers_as_plain_decoding(misfit: Served, plain: 
 
 
 def test_a_drafter_that_fits_is_not_logged(dspark: Served, plain: Served) -> None:
-    assert answers(dspark) == answers(plain)
-    assert labelled(dspark, "sglang:dspark_accepted_drafts_total", 'position="1"') > LEAST
+    """Two users at a time, again if need be: how much is drafted depends on the machine."""
+    expected = answers(plain)
+    for _ in range(6):
+        assert answers(dspark, users=2) == expected
+        accepted = labelled(dspark, "sglang:dspark_accepted_drafts_total", 'position="1"')
+        if accepted > LEAST:
+            break
+    assert accepted > LEAST
     assert metric(dspark, "sglang:dspark_drafter_misfit") == 0
     assert lines(dspark, WARNING) == lines(dspark, OFF) == []
