@@ -25,9 +25,9 @@ LEAST_GAP = 0.2  # of acceptance: three standard errors of a difference at that 
 
 
 def is_missing(drafter: Path) -> bool:
-    """Return whether config.json has the layout of Speculators without the field."""
+    """Return whether config.json is of a DSpark drafter of Speculators, without the field."""
     raw = raw_config(drafter)
-    return MARK in raw and raw.get(FIELD) is None
+    return raw.get(MARK) == "dspark" and raw.get(FIELD) is None
 
 
 def settled(drafter: Path, value: bool, out: Path) -> Path:

@@ -92,6 +92,7 @@ def drafts_of(text: list[int], anchor: int, right: int) -> list[int]:
 def worker_of(model: Draft, buffers: Any, table: Tensor) -> Any:
     """Upstream's worker with this draft model, its pool and the table of slots."""
     places = SimpleNamespace(req_to_token=table.to(torch.int32))
+    model.markov_head = model.lm_head = None  # another head than the kernels know: upstream's code
     return worker_for(
         GAMMA,
         draft_model=model,

@@ -20,7 +20,6 @@ from sglang_dspark.backends.cpu import linear, paged_attention
 from sglang_dspark.backends.cpu.fast_paths import UnsupportedError, require, require_class
 from sglang_dspark.backends.cpu.linear import NarrowMatmul
 from sglang_dspark.backends.cpu.paged_attention import Attention
-from sglang_dspark.backends.cpu.weight_methods import LinearMethod
 from sglang_dspark.serving import upstream
 
 _FLOAT = torch.float32
@@ -281,6 +280,9 @@ def _require_norm(norm: Any) -> None:
 
 def _plain_weight(layer: Any, name: str) -> Tensor:
     """Return the weight [N, K] of an unquantised linear layer without bias."""
+    # Its classes derive from SGLang's, and the patches are listed where SGLang cannot be imported.
+    from sglang_dspark.backends.cpu.weight_methods import LinearMethod
+
     kinds = (LinearMethod, upstream.UnquantizedLinearMethod)
     require_class(f"the method of {name}", layer.quant_method, *kinds)
     require(layer.bias is None, f"{name} has a bias")
