@@ -13,6 +13,8 @@ _NAMES = {
     "accept_greedy": "greedy acceptance",
     "accept": "sampled acceptance",
     "none": "without cuts",
+    "window_attention": "window attention",
+    "pass_rows": "rows of a pass",
 }
 _ARMS = {
     "plain": "plain",
@@ -37,11 +39,10 @@ SERVERS = """\
 What differs from a deployment, before any figure: the target has Qwen3-4B's shape, bfloat16, and
 made-up weights whose next token follows a table, and drafters know that table and err as often as
 set, so the accepted length is set, not found. All arms use SGLang's Triton attention, because
-FlashAttention 3 did not fit into what could be sent, and no prefill graphs. Prompts have 128 tokens
-and answers 96. **Answers of one length flatter plain decoding**: its requests end in the same step,
-so that a round of three answers a user has three prefills. With drafts requests end one by one, and
-each prefill, some 40 ms of launches from the host, stops all others. Each cell is one round, so
-there is no interval. Kernels were compiled while serving in the first sampled round.
+FlashAttention 3 did not fit into what could be sent. Prompts have 128 tokens, answers 64 to 192,
+three a user. Each cell is one round, the second of two (the first is in the file too), so there is
+no interval; at 128 users the client itself was late by 6 to 8 ms. The host was uneven: in half of
+the round of one user a step took 6.7 ms, in the other half 4.9.
 
 Greedy tokens/s with every token right ({right} of {total} in all arms), sampled ones below:
 
@@ -56,18 +57,22 @@ with the device alone:
 FINDINGS = """
 What these figures say:
 
-- The step is bound by the host: one greedy request takes 6.3 ms, of which the device computes 4.8
-  (the profiler's trace), where SGLang's own DSPARK takes 5.0. Its ragged pass needs some fifty
-  small launches before the graph, and the host of that machine was slow and uneven.
-- At 64 requests 7.6 of 16.5 ms on the device are SGLang's Triton attention over the windows, which
-  serves one query head a program and pads eight rows to its block.
-- A step without drafts pays for the same attention, so at 128 users the scheduled server cannot
-  fall back to what plain decoding costs, and is below it.
-- Sampled steps take some 5 ms more than greedy ones at 8 users. Why is not known: no trace of them
-  was taken.
+- **Ours is faster than plain decoding in all eight cells**, greedy 1.3 to 2.2 times, and faster
+  than SGLang's own DSPARK in four of six; at one user that one is 4% faster.
+- A step is bound by the host below some 32 users: with one user the device needs 4.7 ms a step, and
+  the profiler saw it idle for half of the time.
+- The window kernel of this package took the attention of 64 requests from 7.6 ms a step (commit
+  9169918, SGLang's kernel) to 0.9.
+- With top-k or top-p a step costs some 5 ms more, at 8 users as at 32: acceptance on lists of the
+  kept tokens was 290 calls of torch, each of some 17 us of the host. It is a dozen calls now,
+  which have not run on a GPU ([which](gpu.md)). Temperature alone costs 1 to 2 ms.
 - Drafts, acceptance and the cache are right: a second target of Qwen3-0.6B's shape, whose layers
   matter, gave {equal} of {requests} greedy answers as plain decoding gave them, and the others
   parted at near ties of bfloat16 logits (margins up to {margin:.2g}).
+
+The first run on that card, commit 9169918, had lost to plain decoding from 32 users on (0.72 to
+0.74 of it). Since then: the window kernel, fewer launches a step, graphs for prefills, and answers
+of unlike lengths in place of equal ones, which had flattered plain decoding.
 """
 EXPERTS = """
 ## Expert layers
@@ -80,9 +85,10 @@ kernel and multiplies {bf16:.0f} TFLOP/s in bfloat16 and {fp8:.0f} in FP8 ({mach
 |---|---|---|---|---|---|
 """
 EXPERTS_REST = """
-FP8 is 1.4 to 1.7 times as fast as bfloat16. **FP4 is slower than bfloat16**: that commit's kernel
-spends its time on converting codes, at 0.4 to 0.6 TB/s, so FP4 weights save memory alone. The
-conversion has been rewritten since, with a third of the instructions, and has not been timed.
+FP8 is 1.4 to 1.7 times as fast as bfloat16, MXFP4 1.3 to 1.9 times and NVFP4 1.2 to 1.8. FP4 takes
+the time of FP8 from 8 tokens on and 10% more at one token: it reads half of FP8's bytes, at half of
+the speed, as it is still bound by converting codes (prediction at 1, 8, 64, 512 tokens: 55 to 75,
+230 to 300, 950 to 1,200, 1,300 to 1,650 us). So FP4 saves memory at no cost in time.
 SGLang's fused layer and DeepGEMM were not there to compare with.
 """
 OPERATORS = """
@@ -116,8 +122,8 @@ REST = """
 Times are medians of CUDA events. In the first table, outside of graphs they include the host's
 launches, greedy logits are bfloat16, where a server's are float32, and the commit is 25ce16b.
 Slower than SGLang's or torch's are our sampled acceptance, which a server uses only for what those
-cannot do ([which](gpu.md)), the commit up to 64 requests, and the sampled head in a graph.
-`pass_rows.py` and `window_attention.py` are newer than these runs and have not run on a GPU. Not
+cannot do ([which](gpu.md)), the commit up to 64 requests with the host's launches, and the sampled
+head in a graph. The newest run was cut off before the sequential head and sampled acceptance. Not
 measured: SGLang's acceptance with top-p, which needs FlashInfer.
 """
 
@@ -248,6 +254,8 @@ def in_graphs() -> str:
 
 def _in_graph(row: Mapping[str, Any]) -> str:
     words = [_NAMES.get(row["op"], row["op"]), _NAMES.get(row["case"], row["case"])]
+    if row["op"] == "window_attention":
+        words.append("{1} rows a window, {2} of context".format(*row["shape"]))
     about = ", ".join(word for word in words if word)
     us = f"{row['us']:.0f}" if row["us"] is not None else f"none: {row['reason']}"
     eager = f"{row['eager_us']:.0f}" if "eager_us" in row else ""
