@@ -45,7 +45,7 @@ def judge(
     active, verified = place <= length, place < length
     base = (r * (gamma + 1) + place) * row_stride
     token = tl.load(drafts + r * gamma + place, mask=verified, other=-1).to(tl.int32)
-    argmax = _flag(greedy, r, active)
+    argmax = flagged(greedy, r, active)
     temperature = tl.load(temperatures + r, mask=active & ~argmax, other=1.0)
     top, mass, likeliest = softmax(logits, base, active, temperature, vocab, rows, block)
     key, room, mass, own = _kept(
@@ -89,7 +89,7 @@ def _note(at, active, kept, choice, top, inverse, key, room, draft_top, draft_in
 
 
 @triton.jit
-def _flag(flags, r, active):
+def flagged(flags, r, active):
     """Return whether flags [R] uint8 or None mark a request."""
     if flags is None:
         named = active & (r < 0)
@@ -106,7 +106,7 @@ def _kept(
     """Cut by top-k, top-p and min-p: key, room and weight, and the draft's share of it."""
     logits, base, temperature, top = row
     if cut:
-        most, limit, floor = _settings(cuts, r, active, mass, rows)
+        most, limit, floor = settings(cuts, r, active, mass, rows)
         key = tl.zeros([rows], tl.int32)
         counted: tl.constexpr = cuts[0] is not None
         weighed: tl.constexpr = cuts[1] is not None
@@ -132,7 +132,7 @@ def _kept(
 
 
 @triton.jit
-def _settings(cuts, r, active, mass, rows: tl.constexpr):
+def settings(cuts, r, active, mass, rows: tl.constexpr):
     """Of each request: how many tokens stay at most, weight in front of the last that stays, least
     key. mass: the row's sum of w."""
     top_k, top_p, min_p = cuts
@@ -158,7 +158,7 @@ def _raced(
     """choice, with the tokens of requests that have a seed."""
     seeded, values, anchors = seeds
     if seeded is not None:
-        drawn = _flag(seeded, r, active)
+        drawn = flagged(seeded, r, active)
         if tl.max(drawn.to(tl.int32), 0) > 0:
             seed = tl.load(values + r, mask=drawn, other=0)
             position = tl.load(anchors + r, mask=drawn, other=0) + place

@@ -1,11 +1,11 @@
 """Time sampled acceptance on a CUDA device: `python -m sglang_dspark.benchmarks.accept`.
 
-`accept_sampled` (`ours, token rule`) and `accept_block` (`ours, block rule`) on float32 logits,
-next to three peers. `AcceptSampling` and `BlockwiseRejection` are SGLang's
-(sglang/kernels/ops/speculative/dspark/); the former applies cuts one after the other and
-normalises in between, so its distribution is not always ours; the latter supports no cuts.
-`torch.topk` of all rows is the floor of a rule that first selects k tokens. Every draft is
-verified. Rows are those of `timing.timed`, with memory.
+`accept_sampled` (`ours, token rule`) and `accept_block` (`ours, block rule`) on float32 logits, and
+`accept_listed` where requests have a top-k (`ours on lists`), next to three peers. `AcceptSampling`
+and `BlockwiseRejection` are SGLang's (sglang/kernels/ops/speculative/dspark/); the former applies
+cuts one after the other and normalises in between, so its distribution is not always ours; the
+latter supports no cuts. `torch.topk` of all rows is the floor of a rule that first selects k
+tokens. Every draft is verified. Rows are those of `timing.timed`, with memory.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from torch import Tensor
 
 from sglang_dspark.benchmarks.timing import Call, Candidate, print_rows
 from sglang_dspark.kernels.accept_block import accept_block_triton
+from sglang_dspark.kernels.accept_listed import accept_listed_triton
 from sglang_dspark.kernels.accept_sampled import accept_triton
 from sglang_dspark.kernels.accept_windows import Windows
 
@@ -72,7 +73,11 @@ def candidates(
 def _peers_of(cut: Cut, given: Windows) -> dict[str, partial[Call]]:
     """Peers of this kind of cut alone."""
     if cut.top_k is not None:
-        return {"torch.topk": partial(topk, given.logits, cut.top_k)}
+        lists = {
+            f"ours on lists, {rule} rule": partial(_on_lists, given, cut.top_k, rule)
+            for rule in ("token", "block")
+        }
+        return lists | {"torch.topk": partial(topk, given.logits, cut.top_k)}
     if cut.top_p is None:
         return {"SGLang BlockwiseRejection": partial(blockwise_rejection, given)}
     return {}
@@ -121,6 +126,11 @@ def cut_by(given: Windows, cut: Cut) -> Windows:
 
 def _ours(operator: object, given: Windows, arrivals: Tensor) -> Call:
     return lambda: operator(given, arrivals).bonus  # type: ignore[operator]
+
+
+def _on_lists(given: Windows, top_k: int, rule: str) -> Call:
+    rows = given.logits.shape[0]
+    return lambda: accept_listed_triton(given, most=top_k, rows=rows, rule=rule).bonus
 
 
 def topk(logits: Tensor, k: int) -> Call:

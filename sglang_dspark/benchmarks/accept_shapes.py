@@ -1,10 +1,10 @@
-"""Steps of odd shapes for `kernels.accept_sampled` and `accept_block`, the same for their tests and
-their benchmark."""
+"""Steps of odd shapes for the accept rules of `kernels/`, the same for their tests and their
+benchmark."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import torch
 from torch import Tensor
@@ -91,6 +91,26 @@ def _settings(
         found["seeds"] = torch.randint(-(2**63), 2**63 - 1, (requests,), generator=generator)
         found["anchors"] = torch.randint(0, 1 << 20, (requests,), generator=generator)
     return found
+
+
+def with_lists(given: Windows, turn: int) -> Windows:
+    """The step with a top-k of each request, 1 of greedy ones, and without seeds: `accept_listed`.
+
+    Of every third turn few tokens stay.
+    """
+    vocab = given.logits.shape[1]
+    most = 4 if turn % 3 == 0 else min(vocab + 2, 1024)
+    generator = torch.Generator().manual_seed(turn)
+    top_k = torch.randint(1, most + 1, (len(given.drafts),), generator=generator).int()
+    if given.greedy is not None:
+        top_k = top_k.masked_fill(given.greedy, 1)
+    return replace(given, top_k=top_k, seeded=None, seeds=None, anchors=None)
+
+
+def bounds(given: Windows) -> tuple[int, int]:
+    """`most` and `rows` of `accept_listed_triton`."""
+    assert given.top_k is not None
+    return int(given.top_k.max()), int(given.lengths.sum()) + len(given.drafts)
 
 
 def on(given: Windows, device: str) -> Windows:

@@ -24,6 +24,7 @@ _GROUPED = ("test_grouped_gemm", "experts")
 TOGETHER = {  # kernel -> test and benchmark that it shares with others; "" where it has its own
     "accept_block": ("", "accept"),
     "accept_sampled": ("", "accept"),
+    "accept_listed": ("", "accept"),
     "accept_greedy": ("", "greedy"),
     "commit_rows": ("", "commit"),
     "commit_write": ("", "commit"),

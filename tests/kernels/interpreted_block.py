@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 # First: it has Triton interpreted.
 from tests.kernels.interpreted_accept import CUTS, allocated, chi_square  # isort: skip
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from sglang_dspark.benchmarks.accept_shapes import step, steps
 from sglang_dspark.kernels.accept_block import accept_block_triton
-from sglang_dspark.kernels.accept_sampled import Tiling
+from sglang_dspark.kernels.accept_sampled import Outcome, Tiling
 from sglang_dspark.kernels.accept_windows import Windows
 from sglang_dspark.verify.block import accept_block
 from tests.kernels.accept_reference import law, reference, undecided
@@ -31,6 +31,7 @@ REQUESTS = 270  # of a large step
 TURNS = (0, 1, 2, 5, 7, 10, 8, 13)  # every cut, greedy and seeded requests: a large step each
 STRINGS, VOCAB, GAMMA = 100_000, 5, 3  # of the law
 ALMOST_ONE = 1 - 2.0**-53
+Rule = Callable[..., Outcome]
 
 
 def cases(count: int) -> Iterator[tuple[str, Windows, Tiling]]:
@@ -156,7 +157,7 @@ def known() -> list[str]:
     return wrong
 
 
-def p_value(cuts: dict[str, Tensor], seed: int) -> float:
+def p_value(cuts: dict[str, Tensor], seed: int, rule: Rule = accept_block_triton) -> float:
     """Of the strings of GAMMA + 1 tokens that begin with what STRINGS steps emit and go on as plain
     decoding would; laws depend on the token before. Each verify length has a part of the steps."""
     generator = torch.Generator().manual_seed(seed)
@@ -181,7 +182,7 @@ def p_value(cuts: dict[str, Tensor], seed: int) -> float:
         draft_temperatures=torch.full((STRINGS,), 0.9),
         **{name: value.expand(STRINGS).contiguous() for name, value in cuts.items()},
     )
-    found = accept_block_triton(given, how=Tiling(32768, 8))
+    found = rule(given, how=Tiling(32768, 8))
     assert bool((found.accepted <= given.lengths).all())
     token, cell = path[0], torch.zeros_like(path[0])
     for place in range(GAMMA + 1):

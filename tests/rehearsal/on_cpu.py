@@ -263,7 +263,14 @@ def _record_passes(path: Path) -> None:
 
 def _launches_of_operators() -> list[str]:
     """A list that the names of our operators come to as they are launched, here interpreted."""
-    from sglang_dspark.backends.cuda import accept, accept_in_graph, commit, device, draft
+    from sglang_dspark.backends.cuda import (
+        accept,
+        accept_in_graph,
+        accept_top_k,
+        commit,
+        device,
+        draft,
+    )
     from sglang_dspark.patches.cuda import triton_attention
 
     launched: list[str] = []
@@ -272,6 +279,7 @@ def _launches_of_operators() -> list[str]:
         (device, "admit_triton"),
         (accept, "accept_triton"),
         (accept, "accept_block_triton"),
+        (accept_top_k, "accept_listed_triton"),
         (accept_in_graph, "accept_greedy_triton"),
         (commit, "pack_triton"),
         (commit, "write_triton"),

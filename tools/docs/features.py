@@ -13,8 +13,9 @@ are scheduled by confidence, what the others get, and what has not been shown ye
 
 **Servers have run on one GPU, an H200, with Triton attention and made-up weights**: every greedy
 token was right, and 1 to 128 users were served 1.1 to 2.2 times as fast as by plain decoding
-([figures](results-gpu.md)). No other card, attention backend or real checkpoint has been tried. Servers are rehearsed on a CPU besides (`tests/rehearsal`): everything
-but the device itself is what a GPU would run.
+([figures](results-gpu.md)). No other card, attention backend or real checkpoint has been tried.
+Servers are rehearsed on a CPU besides (`tests/rehearsal`): everything but the device itself is what
+a GPU would run.
 
 `--speculative-algorithm DSPARK` schedules by confidence as on a CPU. SGLang's worker, attention
 backends and graphs run, and SGLang's accept rules where they keep plain decoding's distribution.
@@ -59,7 +60,7 @@ serves. Reasons found only after the models are loaded are logged the same way.
 A batch uses the first line that covers all its sampled requests; greedy requests do not matter.
 Every line samples from plain decoding's distribution. If equal probabilities are at a cut, our
 rules keep the lowest token ids and FlashInfer keeps all. Temperature alone, and top-k 20 with top-p
-0.95, have been served on a GPU; the other lines have not.
+0.95 in torch, have been served on a GPU; the other lines, and our launches for lists, have not.
 
 | a scheduled request with | result |
 |---|---|

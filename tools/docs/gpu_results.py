@@ -102,6 +102,8 @@ as its programs wait for each other between positions |
 | `accept_greedy.py` | in a greedy pass's graph: the target's choices, kept drafts, lengths |
 | `accept_sampled.py` | the same for sampled requests, with cuts and seeds, token by token |
 | `accept_block.py` | the same by block, in two launches |
+| `accept_listed.py` | both where requests have a top-k, on lists of `torch.topk`, in three \
+launches; newer than these runs |
 | `pass_rows.py` | the rows of a ragged pass and the windows of its graph's slots |
 | `commit_rows.py` | packs the rows of emitted tokens before their projection |
 | `commit_write.py` | norms and rotates the keys of all draft layers, writes keys and values |

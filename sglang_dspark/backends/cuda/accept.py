@@ -8,6 +8,7 @@ of 8 rows and 152k tokens torch makes several tensors of 1.2 GB.
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -74,6 +75,14 @@ def windows(
     seeds: Seeds | None,
 ) -> Windows:
     """The operators' arguments, of those of `step.accept.accept`."""
+    given = unseeded_windows(ids, lens, logits, draft_block, sampling_info)
+    return replace(given, **_seeded(len(ids), anchors, seeds))
+
+
+def unseeded_windows(
+    ids: Tensor, lens: Tensor, logits: Tensor, draft_block: Any, sampling_info: Any
+) -> Windows:
+    """The arguments of `accept_listed_triton`, of those of `step.accept.accept`."""
     requests, width = ids.shape
     info, dense = sampling_info, not draft_block.greedy_draft
     mask = draft_block.greedy_mask
@@ -95,7 +104,6 @@ def windows(
         draft_logits=draft_block.corrected_logits if dense else None,
         draft_temperatures=draft_block.temperatures.reshape(-1) if dense else None,
         greedy=mask if info.is_any_greedy else torch.zeros_like(mask),
-        **_seeded(requests, anchors, seeds),
     )
 
 

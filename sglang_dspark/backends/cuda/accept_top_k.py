@@ -1,22 +1,29 @@
 """Accept sampled steps with top-k on lists of the tokens that the cuts keep.
 
-Emits the tokens of `step.accept.accept` for the same uniforms, seeds and greedy requests included;
-the lists are those of `verify/candidates.py`. Only verified rows are read: the host knows a bound
-of their number, so they are packed first. In torch, without a host read.
+Emits the tokens of `step.accept.accept` for the same uniforms, seeds and greedy requests included.
+Only verified rows are read: the host knows a bound of their number, so they are packed first, and
+reads nothing. By the operator of `kernels/accept_listed.py` on a GPU; with seeds, and without
+Triton, in torch on the lists of `verify/candidates.py`: some 300 calls, 5 ms of an H200's host.
 
-Memory: 200 MiB for a chunk of rows, for any batch; then about 64 bytes for each of the
+Memory: 200 MiB for a chunk of rows, for any batch; then in torch about 64 bytes for each of the
 R (gamma + 1) (k + 1) entries that the rule judges: 3 MB at 256 requests, gamma 7 and k 20, 134 MB
 at k 1,024.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from sglang_dspark.backends.cuda.accept import unseeded_windows
+from sglang_dspark.kernels.accept_listed import accept_listed_triton
+from sglang_dspark.kernels.accept_windows import why_not
+from sglang_dspark.kernels.platform import runs_on
 from sglang_dspark.step.accept import uniforms
 from sglang_dspark.step.seeds import Seeds
 from sglang_dspark.verify.acceptance import Acceptance
@@ -26,8 +33,14 @@ from sglang_dspark.verify.greedy import accept_greedy
 from sglang_dspark.verify.rejection import accept_sampled
 from sglang_dspark.verify.seeded import accept_seeded, seeded_choice
 
+logger = logging.getLogger(__name__)
 _CHUNK = 200 << 20  # bytes
 _LOGIT, _CANDIDATE = 13, 330  # bytes that one takes while its chunk is read
+
+
+@cache
+def _say(reason: str) -> None:
+    logger.warning("drafts with top-k are accepted in torch: %s", reason)
 
 
 class Packed(NamedTuple):
@@ -71,6 +84,12 @@ def accept_top_k(
     Arguments as of `step.accept.accept`. most: no top-k exceeds it. rows: no fewer than the rows
     verified, sum of lens. rule: `verify.rule`.
     """
+    if seeds is None and runs_on(logits.device):
+        given = unseeded_windows(ids, lens, logits, draft_block, sampling_info)
+        reason = why_not(given)
+        if reason is None:
+            return Acceptance(*accept_listed_triton(given, most=most, rows=rows, rule=rule))
+        _say(reason)
     limits = lens.long() - 1
     windows = _windows(ids[:, 1:], lens.long(), logits, draft_block, sampling_info, most, rows)
     outcome = _judged(windows, limits, logits, rule)

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from sglang_dspark.backends.cuda.device import GraphDevice
+from sglang_dspark.kernels.accept_listed import LISTS
 from sglang_dspark.serving import upstream
 from sglang_dspark.step.draft import of_device
 from sglang_dspark.step.rules import MOST_LISTED, Rules, cuts_of, own_rule
@@ -31,9 +32,11 @@ _TOP_K = {"top_k": 20}
 _WIDE = {"top_k": 2 * MOST_LISTED}
 _TOP_P = {"top_p": 0.95}
 _MIN_P = {"min_p": 0.05}
+# Lists of each length have kernels of their own (kernels/accept_listed.py).
+LONGER_LISTS = tuple({"top_k": each // 2} for each in LISTS[1:])
 SETTINGS: tuple[dict[str, Any], ...] = (
     {}, _TOP_K, _TOP_K | _TOP_P, _TOP_P, _WIDE, _WIDE | _TOP_P, _MIN_P,
-    {"seed": 1}, _TOP_K | {"seed": 1}, _TOP_P | {"seed": 1},
+    {"seed": 1}, _TOP_K | {"seed": 1}, _TOP_P | {"seed": 1}, *LONGER_LISTS,
 )  # fmt: skip
 
 

@@ -22,18 +22,21 @@ from sglang.srt import runtime_context
 
 from sglang_dspark.backends.cuda import accept_warm_up
 from sglang_dspark.backends.cuda.device import GraphDevice
-from sglang_dspark.kernels import accept_block, accept_sampled
+from sglang_dspark.kernels import accept_block, accept_listed, accept_sampled
 from sglang_dspark.step.rules import Rules, cuts_of, own_rule
 from sglang_dspark.step.seeds import Seeds
 from sglang_dspark.step.verify import VerifyInput, VerifyOutput
 from sglang_dspark.verify.acceptance import Acceptance
 
-GAMMA, V = 3, 32
+GAMMA, V = 3, 2080  # more than the longest list
 REQUESTS_AT = 19  # place of `requests` among the arguments of `_accept_kernel`
 KERNELS = (
     (accept_sampled, "_accept_kernel"),
     (accept_block, "_judge_kernel"),
     (accept_block, "_keep_kernel"),
+    (accept_listed, "_scale_kernel"),
+    (accept_listed, "_cut_kernel"),
+    (accept_listed, "_keep_kernel"),
 )
 
 
@@ -45,11 +48,12 @@ class Noting:
 
     def __getitem__(self, grid: Any) -> Any:
         def launch(*args: Any, **options: Any) -> None:
-            # Of both operators `requests` is not specialised; one of them gives it by position.
+            # Of all operators `requests` is not specialised; one of them gives it by position.
             told = [_kind(each) for each in args]
             if self._name == "_accept_kernel":
                 del told[REQUESTS_AT]
-            options.pop("requests", None)
+            for name in ("requests", "begin", "count", "total"):
+                options.pop(name, None)
             constants = [f"{name}={options[name]}" for name in sorted(options)]
             self._seen.add(f"{self._name}({', '.join(told + constants)})")
 
@@ -96,7 +100,9 @@ def block() -> Any:
 def served(rng: np.random.Generator, shape: accept_warm_up.Shape) -> Any:
     """A step of random requests, of all settings in one batch."""
     requests = int(rng.integers(1, 6))
-    settings = [accept_warm_up.SETTINGS[i] for i in rng.integers(0, 10, requests)]
+    settings = [
+        accept_warm_up.SETTINGS[i] for i in rng.integers(0, len(accept_warm_up.SETTINGS), requests)
+    ]
     drafted = bool(rng.integers(2))
     asked = accept_warm_up._pass(shape, requests, {}, 0, drafted=drafted)
     usual = {"temperature": 1.0, "top_k": 1 << 30, "top_p": 1.0, "min_p": 0.0}

@@ -33,7 +33,7 @@ from sglang_dspark.benchmarks import (
     markov_shapes,
     window_shapes,
 )
-from sglang_dspark.benchmarks.accept_shapes import on, steps
+from sglang_dspark.benchmarks.accept_shapes import bounds, on, steps, with_lists
 from sglang_dspark.benchmarks.experts import correctness
 from sglang_dspark.benchmarks.grouped_shapes import KINDS, grouped_operands, grouped_shapes
 from sglang_dspark.benchmarks.shapes import batches
@@ -43,6 +43,7 @@ from sglang_dspark.kernels.accept_greedy import (
     accept_greedy_triton,
     room_for,
 )
+from sglang_dspark.kernels.accept_listed import accept_listed_triton
 from sglang_dspark.kernels.accept_sampled import Tiling, accept_triton
 from sglang_dspark.kernels.admission import admit_torch, admit_triton
 from sglang_dspark.kernels.commit_rows import pack_torch, pack_triton
@@ -79,6 +80,7 @@ SHARES = {
     "window_attention": 12,
     "accept": 4,
     "accept_block": 4,
+    "accept_listed": 4,
     "markov": 4,
 }  # on a device; others are compared in one
 MOST_S = 1800.0  # a stage that compares has a limit of its own
@@ -179,6 +181,24 @@ def accepted(name: str, device: str, share: tuple[int, int]) -> dict[str, Any]:
         expected = reference(given, rule)
         undecided_here = undecided(given, expected, rule)
         found = operator(on(given, device), arrivals, how)
+        same = found.accepted.cpu() == expected.accepted
+        same &= found.bonus.cpu() == expected.bonus
+        wrong += [f"step {number}, request {r}" for r in (~same & ~undecided_here).nonzero()[:, 0]]
+        requests, near = requests + len(same), near + int(undecided_here.sum())
+    return {"requests": requests, "undecided": near, "wrong": wrong}
+
+
+def on_lists(device: str, share: tuple[int, int]) -> dict[str, Any]:
+    """As `accepted`, with a top-k of each request, by both rules in turn."""
+    how = Tiling() if device == "cuda" else Tiling(16, 256)
+    requests, near, wrong = 0, 0, []
+    for number, drawn in shared(steps(STEPS[device], 0), share):
+        given, rule = with_lists(drawn, number), ("block", "token")[number // 4 % 2]
+        pure = accept_block if rule == "block" else accept_sampled
+        expected = reference(given, pure)
+        undecided_here = undecided(given, expected, pure)
+        most, rows = bounds(given)
+        found = accept_listed_triton(on(given, device), most=most, rows=rows, rule=rule, how=how)
         same = found.accepted.cpu() == expected.accepted
         same &= found.bonus.cpu() == expected.bonus
         wrong += [f"step {number}, request {r}" for r in (~same & ~undecided_here).nonzero()[:, 0]]
@@ -292,6 +312,7 @@ PARTS: dict[str, Callable[[str, tuple[int, int]], dict[str, Any]]] = {
     "admission": admissions,
     "accept": partial(accepted, "accept"),
     "accept_block": partial(accepted, "accept_block"),
+    "accept_listed": on_lists,
     "greedy": greedily,
     "commit": packings,
     "commit_write": writings,

@@ -35,6 +35,7 @@ MODULES = (
     "sglang_dspark.plugin",
     "sglang_dspark.backends.cuda.attach",
     "sglang_dspark.kernels.accept_block",
+    "sglang_dspark.kernels.accept_listed",
     "sglang_dspark.kernels.markov_sample",
 )
 

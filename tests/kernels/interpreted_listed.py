@@ -1,0 +1,126 @@
+"""Runs the accept kernels on lists in Triton's interpreter, in a process of its own as
+`interpreted_accept`. Prints JSON: parity with the pure rules, ties, p-values of whole strings,
+bytes allocated.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+
+# First: it has Triton interpreted.
+from tests.kernels.interpreted_accept import allocated  # isort: skip
+from tests.kernels.interpreted_block import GAMMA, REQUESTS, p_value  # isort: skip
+
+import numpy as np
+import torch
+
+from sglang_dspark.benchmarks.accept_shapes import bounds, step, steps, with_lists
+from sglang_dspark.kernels import accept_listed
+from sglang_dspark.kernels.accept_listed import accept_listed_triton
+from sglang_dspark.kernels.accept_sampled import Outcome, Tiling
+from sglang_dspark.kernels.accept_windows import Windows
+from sglang_dspark.verify.block import accept_block
+from sglang_dspark.verify.rejection import accept_sampled
+from tests.kernels.accept_reference import reference, undecided
+from tests.kernels.interpreter import patch_language_once
+
+TILINGS = (Tiling(16, 256), Tiling(16, 64), Tiling(4, 64), Tiling(1, 256))
+LARGE = ((1, 17, 7), (2, 5, 3), (5, 101, 6), (7, 65, 12), (10, 33, 13), (8, 40, 31))
+RULES = {"block": accept_block, "token": accept_sampled}
+CUT = {"top_k": torch.tensor(4), "top_p": torch.tensor(0.9), "min_p": torch.tensor(0.02)}
+
+
+def cases(count: int) -> Iterator[tuple[str, Windows, Tiling]]:
+    """`count` odd steps by each tiling in turn, and large ones."""
+    generator = torch.Generator().manual_seed(1)
+    for i, given in enumerate(steps(count, 0)):
+        yield f"step {i}", with_lists(given, i), TILINGS[i % 4]
+    for i, (gamma, vocab, turn) in enumerate(LARGE):
+        given = step(generator, REQUESTS, gamma, vocab, turn)
+        yield f"large {i}", with_lists(given, i), Tiling(512, 64)
+
+
+def parity(count: int) -> dict[str, object]:
+    """Both rules in turn; every fifth step in chunks of a third of its rows."""
+    report = dict.fromkeys(("requests", "undecided", "kept", "rejected", "tied", "apart"), 0)
+    wrong = []
+    for i, (name, given, how) in enumerate(cases(count)):
+        rule, pure = list(RULES.items())[i // 4 % 2]
+        most, rows = bounds(given)
+        third = 4 * given.logits.shape[1] * (rows // 3)
+        accept_listed._CHUNK = third if i % 5 == 4 else 200 << 20
+        found = accept_listed_triton(given, most=most, rows=rows + i % 3, rule=rule, how=how)
+        expected = reference(given, pure)
+        near = undecided(given, expected, pure)
+        same = (found.accepted == expected.accepted) & (found.bonus == expected.bonus)
+        wrong += [f"{name}, request {r}" for r in (~same & ~near).nonzero()[:, 0].tolist()]
+        other = reference(given, RULES["token" if rule == "block" else "block"])
+        report["requests"] += len(near)
+        report["undecided"] += int(near.sum())
+        report["kept"] += int(expected.accepted.sum())
+        report["rejected"] += int((expected.accepted < given.lengths).sum())
+        report["apart"] += int((other.accepted != expected.accepted).sum())
+        report["tied"] += len(near) * int(bool((given.logits == given.logits.round()).any()))
+    return {**report, "wrong": wrong}
+
+
+def equals() -> list[str]:
+    """Rows whose likeliest tokens are equal, most of them outside the list: which are drawn."""
+    wrong = []
+    vocab = 700
+    logits = torch.zeros(1, vocab)
+    logits[0, 5::7] = 3.0  # a hundred equals, tokens 5, 12, 19, ...
+    logits[0, 690] = 4.0
+    for k, uniform in ((1, 0.5), (2, 0.0), (4, 0.3), (30, 0.6), (101, 0.9), (400, 0.95)):
+        given = Windows(
+            drafts=torch.zeros(1, 0, dtype=torch.int64),
+            lengths=torch.zeros(1, dtype=torch.int32),
+            logits=logits,
+            temperatures=torch.ones(1),
+            accept_uniforms=torch.zeros(1, 0, dtype=torch.float64),
+            bonus_uniforms=torch.tensor([uniform], dtype=torch.float64),
+            top_k=torch.tensor([k], dtype=torch.int32),
+        )
+        found = accept_listed_triton(given, most=k, rows=1, rule="block", how=Tiling(1, 64))
+        if int(found.bonus) != int(reference(given).bonus):
+            wrong.append(f"top-k {k}: {int(found.bonus)}")
+    return wrong
+
+
+def by_block(given: Windows, arrivals: object = None, how: Tiling = TILINGS[0]) -> Outcome:
+    """As `accept_block_triton` is called."""
+    most, rows = bounds(given)
+    return accept_listed_triton(given, most=most, rows=rows, rule="block", how=how)
+
+
+def sizes() -> dict[int, int]:
+    """Bytes allocated by vocabulary, for chunks of one row."""
+    found = {}
+    for vocab in (64, 1024):
+        accept_listed._CHUNK = 4 * vocab
+        found[vocab] = allocated(vocab, without_seeds)
+    return found
+
+
+def without_seeds(given: Windows, how: Tiling) -> Outcome:
+    return by_block(with_lists(given, 0), how=how)
+
+
+def main() -> None:
+    """What the first argument asks for."""
+    torch.set_num_threads(1)
+    np.seterr(all="ignore")  # lanes behind a row's end
+    asked = sys.argv[1]
+    if asked == "parity":
+        print(json.dumps(parity(int(sys.argv[2]))))
+    elif asked == "law":
+        print(json.dumps({"cut": p_value(CUT, 3, by_block), "gamma": GAMMA}))
+    else:
+        print(json.dumps({"wrong": equals(), "bytes": sizes()}))
+
+
+if __name__ == "__main__":
+    patch_language_once()
+    main()
