@@ -74,7 +74,8 @@ def label_points(
         best: tuple[float, tuple[int, int]] | None = None
         for nudge in _NUDGES:
             _nudge(label, nudge)
-            covered = sum(_area(label.get_window_extent(), other) for other in taken)
+            here = label.get_window_extent()  # of all that is here the slow part
+            covered = sum(_area(here, other) for other in taken)
             if best is None or covered < best[0]:
                 best = covered, nudge
         assert best is not None
