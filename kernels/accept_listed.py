@@ -220,24 +220,16 @@ def _keep_kernel(
     chance = tl.full([rows], 1.0, tl.float64)  # p_i
     share = chance
     for place in range(0, gamma):
-        verified, last = place < length, place + 1 == length
+        verified = place < length
         at = row_at(ends, r, length, place, total)
         wanted = tl.load(findings + at * 8 + 5, mask=verified, other=0.0)
         given = tl.load(findings + at * 8 + 6, mask=verified, other=1.0)
         uniform = tl.load(accept_uniforms + r * gamma + place, mask=verified, other=1.0)
         if whole:
             chance = tl.where(verified, _carried(chance * wanted, given, verified), chance)
-            summed = verified & ~last
-            at = row_at(ends, r, length, place + 1, total)
-            token, p = list_of(lists, at, summed, tier)
-            left = residual(
-                p, token, draft, findings, drafts, r, place + 1, at, chance, summed, gamma
+            kept = _kept(
+                lists, draft, drafts, ends, r, length, place, total, chance, uniform, gamma, tier
             )
-            left = tl.sum(left, 1)  # S_i
-            refused = tl.where(last, 1.0, left + (1.0 - chance))
-            left = tl.where(last, chance, left)
-            # 0 / 0: the distributions agree to rounding, and so does the accepted rest.
-            kept = verified & ((uniform * refused < left) | (refused == 0))
             taken = tl.where(kept, place + 1, taken)
             share = tl.where(kept, chance, share)
         else:
@@ -257,3 +249,21 @@ def _carried(mass, given, verified):
     less = verified & (mass < given)
     enough = tl.where(mass > 0, 1.0, 0.0).to(tl.float64)  # 0 / 0 keeps nothing
     return tl.where(less, mass / tl.where(less, given, 1.0), enough)
+
+
+@triton.jit
+def _kept(
+    lists, draft, drafts, ends, r, length, place, total, chance, uniform, gamma, tier: tl.constexpr
+):  # fmt: skip
+    """Whether drafts up to this one may be kept: u_i < h_i, of p_i and S_i."""
+    verified, last = place < length, place + 1 == length
+    at = row_at(ends, r, length, place + 1, total)
+    token, p = list_of(lists, at, verified & ~last, tier)
+    left = residual(
+        p, token, draft, lists[0], drafts, r, place + 1, at, chance, verified & ~last, gamma
+    )
+    left = tl.sum(left, 1)  # S_i
+    refused = tl.where(last, 1.0, left + (1.0 - chance))
+    left = tl.where(last, chance, left)
+    # 0 / 0: the distributions agree to rounding, and so does the accepted rest.
+    return verified & ((uniform * refused < left) | (refused == 0))

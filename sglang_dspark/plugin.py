@@ -57,11 +57,13 @@ def _install() -> None:
 def _verify_after_apply() -> None:
     """Run `registry.verify` right after upstream has applied hooks: the earliest sound point."""
     from sglang_dspark.patches import registry
+    from sglang_dspark.patches.upstream_fixes import hook_scan
 
     apply_hooks = upstream.HookRegistry.apply_hooks
 
     def apply_and_verify(cls: type) -> None:
         apply_hooks()
+        hook_scan.forget()
         _or_stop(registry.verify)
 
     upstream.HookRegistry.apply_hooks = classmethod(apply_and_verify)
