@@ -20,6 +20,7 @@ PROMPTS = [[5 + (7 * i + 3 * j) % 200 for j in range(3 + 2 * i)] for i in range(
 ADMIT = "admit_triton"
 PACK, WRITE = "pack_triton", "write_triton"
 GREEDY, SAMPLED = "accept_greedy_triton", "accept_block_triton"
+LISTED = "accept_listed_triton"
 
 
 @pytest.fixture(scope="module")
@@ -74,6 +75,18 @@ def test_seeded_answers_are_the_plain_servers(
     passes = interpreted.passes()[before:]
     assert all(each["replayed"] and not each["folded"] for each in passes)
     assert {ADMIT, SAMPLED, PACK, WRITE} <= launched(passes)
+
+
+def test_greedy_answers_beside_requests_with_top_k(plain: Served, interpreted: Rehearsed) -> None:
+    """Without seeds such steps are accepted on lists, the greedy requests' too."""
+    before = len(interpreted.passes())
+    usual = {"max_new_tokens": TOKENS, "ignore_eos": True}
+    kinds = [{"temperature": 0}, {"temperature": 0.8, "top_k": 7, "top_p": 0.95}] * 2
+    body = {"input_ids": PROMPTS, "sampling_params": [{**usual, **each} for each in kinds]}
+    got = tokens(interpreted.server.request("POST", "/generate", json=body).json())
+    assert got[::2] == tokens(answers(plain, temperature=0))[::2]
+    assert [len(each) for each in got] == [TOKENS] * 4
+    assert LISTED in launched(interpreted.passes()[before:])
 
 
 def test_the_drafts_context_is_what_a_prefill_would_have_written(interpreted: Rehearsed) -> None:
