@@ -94,9 +94,9 @@ def _settings(
 
 
 def with_lists(given: Windows, turn: int) -> Windows:
-    """The step with a top-k of each request, 1 of greedy ones, and without seeds: `accept_listed`.
+    """The step with a top-k of each request and without seeds: `accept_listed`.
 
-    Of every third turn few tokens stay.
+    Greedy requests have a top-k of 1 and a temperature of 0. Of every third turn few tokens stay.
     """
     vocab = given.logits.shape[1]
     most = 4 if turn % 3 == 0 else min(vocab + 2, 1024)
@@ -104,6 +104,7 @@ def with_lists(given: Windows, turn: int) -> Windows:
     top_k = torch.randint(1, most + 1, (len(given.drafts),), generator=generator).int()
     if given.greedy is not None:
         top_k = top_k.masked_fill(given.greedy, 1)
+        given = replace(given, temperatures=given.temperatures.masked_fill(given.greedy, 0.0))
     return replace(given, top_k=top_k, seeded=None, seeds=None, anchors=None)
 
 
