@@ -255,7 +255,7 @@ def _carried(mass, given, verified):
 def _kept(
     lists, draft, drafts, ends, r, length, place, total, chance, uniform, gamma, tier: tl.constexpr
 ):  # fmt: skip
-    """Whether drafts up to this one may be kept: u_i < h_i, of p_i and S_i."""
+    """Compute whether drafts up to this one may be kept: u_i < h_i, of p_i and S_i."""
     verified, last = place < length, place + 1 == length
     at = row_at(ends, r, length, place + 1, total)
     token, p = list_of(lists, at, verified & ~last, tier)

@@ -20,7 +20,7 @@ _OTHERS = {"torch", "transformers", "sympy", "numpy", "scipy", "numba", "llvmlit
 
 
 class Places:
-    """Where modules hold functions, classes and the like; each call walks modules that are new."""
+    """Notes where modules hold functions, classes and the like; walks each module once."""
 
     def __init__(self) -> None:
         self._walked: dict[int, ModuleType] = {}  # by id, which the reference keeps taken

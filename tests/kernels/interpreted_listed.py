@@ -109,13 +109,13 @@ def without_seeds(given: Windows, how: Tiling) -> Outcome:
 
 
 def main() -> None:
-    """What the first argument asks for."""
+    """Print what the first argument asks for."""
     torch.set_num_threads(1)
     np.seterr(all="ignore")  # lanes behind a row's end
     asked = sys.argv[1]
     if asked == "parity":
         print(json.dumps(parity(int(sys.argv[2]))))
-    elif asked == "law":
+    elif asked == "strings":
         print(json.dumps({"cut": p_value(CUT, 3, by_block), "gamma": GAMMA}))
     else:
         print(json.dumps({"wrong": equals(), "bytes": sizes()}))
