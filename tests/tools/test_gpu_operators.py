@@ -145,8 +145,7 @@ def test_the_dry_run_compares_and_measures_nothing(results: dict[str, dict[str, 
     found = {name: results[name]["metrics"] for name in ("operators", "experts")}
     for name in operators.CHANGED:
         assert found["operators"][name]["wrong"] == []
-    assert found["operators"]["window_attention"]["rows"] >= 200
-    assert found["operators"]["pass_rows"]["rows"] >= 2000
+    assert found["operators"]["accept_listed"]["requests"] >= 40
     assert [each["measured"] for each in found.values()] == [False, False]
     assert set(found["experts"]["calc_diff"]) == set(experts.SLIM.kinds)
     assert len(found["experts"]["rows"]) == 4 * 4
