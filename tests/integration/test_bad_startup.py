@@ -112,7 +112,7 @@ BROKEN_DRAFTERS: dict[str, tuple[Breakage, tuple[str, ...]]] = {
     "no config": (remove_config, ("has no config.json",)),
 }
 # The rules of all of them are held without a server in tests/serving/test_checkpoint.py.
-QUICK = ("hidden size", "truncated weights", "no config")
+QUICK = ("hidden size", "truncated weights")
 
 
 @pytest.fixture(scope="module")

@@ -37,7 +37,7 @@ def spoiled(demo_drafter: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
     return folder
 
 
-@pytest.fixture(scope="module", params=["guarded", "minimum"])
+@pytest.fixture(scope="module", params=["guarded", pytest.param("minimum", marks=pytest.mark.slow)])
 def misfit(
     request: pytest.FixtureRequest, pool: ServerPool, demo_target: Path, spoiled: Path
 ) -> Iterator[Served]:

@@ -45,7 +45,7 @@ def start(
     ("form", "activations"),
     [
         ("int8", "auto"),
-        ("int8", "narrow"),
+        pytest.param("int8", "narrow", marks=pytest.mark.slow),
         pytest.param("bfloat16", "narrow", marks=pytest.mark.slow),
     ],
 )

@@ -84,6 +84,7 @@ def test_without_a_compiler_set_up_says_what_that_costs(install: ModuleType) -> 
     assert "there is no C++ compiler" in lines[-1]
 
 
+@pytest.mark.slow
 def test_tests_of_a_group_share_a_process(tmp_path: Path) -> None:
     """By the runner of `make test`: servers that tests share would otherwise stand twice."""
     for group in ("one", "two"):

@@ -115,6 +115,7 @@ def test_emitted_tokens_keep_the_targets_tail(drafting: Drafting) -> None:
     assert p_value > ALARM
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("float32_race")
 def test_exponentials_in_float32_are_caught_in_the_output(drafting: Drafting) -> None:
     torch.manual_seed(0)
