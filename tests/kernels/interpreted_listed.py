@@ -10,8 +10,10 @@ import sys
 from collections.abc import Iterator
 
 # First: it has Triton interpreted.
-from tests.kernels.interpreted_accept import allocated  # isort: skip
+from tests.kernels.interpreted_accept import Allocated  # isort: skip
 from tests.kernels.interpreted_block import GAMMA, REQUESTS, p_value  # isort: skip
+
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -96,16 +98,17 @@ def by_block(given: Windows, arrivals: object = None, how: Tiling = TILINGS[0]) 
 
 
 def sizes() -> dict[int, int]:
-    """Bytes allocated by vocabulary, for chunks of one row."""
+    """Bytes that a call allocates by vocabulary: 4 requests of 8 rows, chunks of one row."""
     found = {}
     for vocab in (64, 1024):
         accept_listed._CHUNK = 4 * vocab
-        found[vocab] = allocated(vocab, without_seeds)
+        drawn = step(torch.Generator().manual_seed(0), 4, 7, vocab, turn=5)
+        given = replace(with_lists(drawn, 0), lengths=torch.full((4,), 7, dtype=torch.int32))
+        counting = Allocated()
+        with counting:
+            by_block(given, how=Tiling(4, 1024))
+        found[vocab] = counting.bytes
     return found
-
-
-def without_seeds(given: Windows, how: Tiling) -> Outcome:
-    return by_block(with_lists(given, 0), how=how)
 
 
 def main() -> None:
