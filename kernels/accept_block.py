@@ -29,6 +29,7 @@ from sglang_dspark.kernels.accept_rows import dist_tile, residual_tile
 from sglang_dspark.kernels.accept_sampled import GPU, Outcome, Tiling, accept_triton
 from sglang_dspark.kernels.accept_verdicts import (
     FINDINGS,
+    carried,
     dist_of,
     emitted,
     found,
@@ -138,14 +139,8 @@ def _keep_kernel(
 
 
 @triton.jit
-def _carried(chance, at, verified):
-    """Compute p_i from p_{i-1} and draft i's probabilities in both distributions."""
-    mass = chance * found(at, verified)
-    proposed = found(at + 1, verified)
-    enough = tl.where(mass > 0, 1.0, 0.0).to(tl.float64)  # 0 / 0 keeps nothing
-    less = verified & (mass < proposed)
-    carried = tl.where(less, mass / tl.where(less, proposed, 1.0), enough)
-    return tl.where(verified, carried, chance)
+def _next_chance(chance, at, verified):
+    return carried(chance, found(at, verified), found(at + 1, verified), verified)
 
 
 @triton.jit
@@ -154,7 +149,7 @@ def _standing(chances, uniforms, r, length, gamma, i, rows: tl.constexpr):
     chance = tl.full([rows], 1.0, tl.float64)
     here = chance
     for place in range(0, gamma):
-        chance = _carried(chance, chances + (r * gamma + place) * 3, place < length)
+        chance = _next_chance(chance, chances + (r * gamma + place) * 3, place < length)
         here = tl.where(place < i, chance, here)
     last = tl.load(uniforms + r * gamma + length - 1, mask=length > 0, other=1.0)
     return here, last < chance
@@ -184,7 +179,7 @@ def _walked(chances, uniforms, r, length, gamma, rows: tl.constexpr):
     for place in range(0, gamma):
         verified, last = place < length, place + 1 == length
         at = chances + (r * gamma + place) * 3
-        chance = _carried(chance, at, verified)
+        chance = _next_chance(chance, at, verified)
         left = found(at + 5, verified & (place + 1 < length))  # S of this draft, by the next one
         refused = tl.where(last, 1.0, left + (1.0 - chance))
         left = tl.where(last, chance, left)

@@ -32,11 +32,10 @@ from sglang_dspark.kernels.accept_listed_rows import (
 )
 from sglang_dspark.kernels.accept_rows import scaled, softmax
 from sglang_dspark.kernels.accept_sampled import GPU, Outcome, Tiling
-from sglang_dspark.kernels.accept_verdicts import windows_of
+from sglang_dspark.kernels.accept_verdicts import FINDINGS, carried, windows_of
 from sglang_dspark.kernels.accept_windows import Windows, check
 
 LISTS = (32, 256, 2048)  # tokens of a list: few lengths, as each compiles kernels of its own
-FINDINGS = 8  # float64 of a row: accept_listed_rows.py
 _CHUNK = 200 << 20  # bytes of scaled rows
 _WARPS = 4  # of the launches that read lists
 _TIES = 1024  # tokens read at once where ties are looked up
@@ -226,7 +225,7 @@ def _keep_kernel(
         given = tl.load(findings + at * 8 + 6, mask=verified, other=1.0)
         uniform = tl.load(accept_uniforms + r * gamma + place, mask=verified, other=1.0)
         if whole:
-            chance = tl.where(verified, _carried(chance * wanted, given, verified), chance)
+            chance = carried(chance, wanted, given, verified)
             kept = _kept(
                 lists, draft, drafts, ends, r, length, place, total, chance, uniform, gamma, tier
             )
@@ -241,14 +240,6 @@ def _keep_kernel(
     )
     tl.store(accepted + r, taken.to(tl.int64), mask=length >= 0)
     tl.store(bonus + r, token, mask=length >= 0)
-
-
-@triton.jit
-def _carried(mass, given, verified):
-    """p_i of p_{i-1} p_t(x_i) and p_d(x_i)."""
-    less = verified & (mass < given)
-    enough = tl.where(mass > 0, 1.0, 0.0).to(tl.float64)  # 0 / 0 keeps nothing
-    return tl.where(less, mass / tl.where(less, given, 1.0), enough)
 
 
 @triton.jit

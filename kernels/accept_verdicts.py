@@ -196,6 +196,17 @@ def leading(findings, r, length, gamma, rows: tl.constexpr):
 
 
 @triton.jit
+def carried(chance, wanted, proposed, verified):
+    """Compute p_i of the block rule from p_{i-1} and draft i's probabilities in both
+    distributions."""
+    mass = chance * wanted
+    enough = tl.where(mass > 0, 1.0, 0.0).to(tl.float64)  # 0 / 0 keeps nothing
+    less = verified & (mass < proposed)
+    ahead = tl.where(less, mass / tl.where(less, proposed, 1.0), enough)
+    return tl.where(verified, ahead, chance)
+
+
+@triton.jit
 def emitted(
     r, taken, length, gamma, drafts, target, draft, share, bonus_uniforms, findings,
     cut: tl.constexpr, rows: tl.constexpr, block: tl.constexpr,

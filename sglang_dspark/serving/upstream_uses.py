@@ -329,6 +329,9 @@ REIMPLEMENTED: dict[str, dict[str, tuple[str, str]]] = {
     "sglang.srt.models.registry": {
         "import_model_classes": ("be239022e87c9b34", "backends/cpu/log_filters.py"),
     },
+    "sglang.srt.plugins.hook_registry": {
+        "_propagate_patch": ("214b9340ce2b1e8c", "patches/upstream_fixes/hook_scan.py"),
+    },
     "sglang.srt.session.streaming_session": {
         "StreamingSession.try_cache_finished_req": (
             "fb92fcac6d807d2c",

@@ -216,17 +216,23 @@ def allocated(vocab: int, operator: Callable[..., Any] = accept_triton) -> int:
     return counting.bytes
 
 
-def main() -> None:
-    """What the first argument asks for."""
+def answer(parts: dict[str, Callable[..., object]]) -> None:
+    """Print what the part named by the first argument returns for the others, as JSON."""
     torch.set_num_threads(1)
     np.seterr(all="ignore")  # lanes behind a row's end
-    asked = sys.argv[1]
-    if asked == "parity":
-        print(json.dumps(parity(int(sys.argv[2]))))
-    elif asked == "law":
-        print(json.dumps({name: p_values(cuts, 3) for name, cuts in CUTS.items()}))
-    else:
-        print(json.dumps({"wrong": known(), "bytes": [allocated(v) for v in (16, 1024)]}))
+    name, *counts = sys.argv[1:]
+    print(json.dumps(parts[name](*map(int, counts))))
+
+
+def main() -> None:
+    """Answer for the token rule."""
+    answer(
+        {
+            "parity": parity,
+            "law": lambda: {name: p_values(cuts, 3) for name, cuts in CUTS.items()},
+            "known": lambda: {"wrong": known(), "bytes": [allocated(v) for v in (16, 1024)]},
+        }
+    )
 
 
 if __name__ == "__main__":

@@ -5,12 +5,10 @@ whole strings, bytes allocated.
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Callable, Iterator
 
 # First: it has Triton interpreted.
-from tests.kernels.interpreted_accept import CUTS, allocated, chi_square  # isort: skip
+from tests.kernels.interpreted_accept import CUTS, allocated, answer, chi_square  # isort: skip
 
 from dataclasses import replace
 
@@ -212,21 +210,20 @@ def _rows(logits: Tensor, cuts: dict[str, Tensor]) -> Windows:
     )
 
 
+def sizes() -> list[int]:
+    """Bytes allocated for a narrow vocabulary and a wide one."""
+    return [allocated(vocab, accept_block_triton) for vocab in (16, 1024)]
+
+
 def main() -> None:
-    """What the first argument asks for."""
-    torch.set_num_threads(1)
-    np.seterr(all="ignore")  # lanes behind a row's end
-    asked = sys.argv[1]
-    if asked == "parity":
-        print(json.dumps(parity(int(sys.argv[2]))))
-    elif asked == "law":
-        print(json.dumps({name: p_value(cuts, 3) for name, cuts in CUTS.items()}))
-    else:
-        print(
-            json.dumps(
-                {"wrong": known(), "bytes": [allocated(v, accept_block_triton) for v in (16, 1024)]}
-            )
-        )
+    """Answer for the block rule."""
+    answer(
+        {
+            "parity": parity,
+            "law": lambda: {name: p_value(cuts, 3) for name, cuts in CUTS.items()},
+            "known": lambda: {"wrong": known(), "bytes": sizes()},
+        }
+    )
 
 
 if __name__ == "__main__":

@@ -5,17 +5,14 @@ bytes allocated.
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Iterator
 
 # First: it has Triton interpreted.
-from tests.kernels.interpreted_accept import Allocated  # isort: skip
-from tests.kernels.interpreted_block import GAMMA, REQUESTS, p_value  # isort: skip
+from tests.kernels.interpreted_accept import Allocated, answer  # isort: skip
+from tests.kernels.interpreted_block import REQUESTS, p_value  # isort: skip
 
 from dataclasses import replace
 
-import numpy as np
 import torch
 
 from sglang_dspark.benchmarks.accept_shapes import bounds, step, steps, with_lists
@@ -112,16 +109,14 @@ def sizes() -> dict[int, int]:
 
 
 def main() -> None:
-    """Print what the first argument asks for."""
-    torch.set_num_threads(1)
-    np.seterr(all="ignore")  # lanes behind a row's end
-    asked = sys.argv[1]
-    if asked == "parity":
-        print(json.dumps(parity(int(sys.argv[2]))))
-    elif asked == "strings":
-        print(json.dumps({"cut": p_value(CUT, 3, by_block), "gamma": GAMMA}))
-    else:
-        print(json.dumps({"wrong": equals(), "bytes": sizes()}))
+    """Answer for lists."""
+    answer(
+        {
+            "parity": parity,
+            "strings": lambda: {"cut": p_value(CUT, 3, by_block)},
+            "known": lambda: {"wrong": equals(), "bytes": sizes()},
+        }
+    )
 
 
 if __name__ == "__main__":

@@ -44,7 +44,8 @@ from sglang_dspark.kernels.accept_greedy import (
     room_for,
 )
 from sglang_dspark.kernels.accept_listed import accept_listed_triton
-from sglang_dspark.kernels.accept_sampled import Tiling, accept_triton
+from sglang_dspark.kernels.accept_sampled import Outcome, Tiling, accept_triton
+from sglang_dspark.kernels.accept_windows import Windows
 from sglang_dspark.kernels.admission import admit_torch, admit_triton
 from sglang_dspark.kernels.commit_rows import pack_torch, pack_triton
 from sglang_dspark.kernels.commit_write import why_not, write_torch, write_triton
@@ -73,6 +74,9 @@ SAMPLED: dict[str, tuple[Any, Any]] = {
     "accept": (accept_triton, accept_sampled),
     "accept_block": (accept_block_triton, accept_block),
 }
+RULES: tuple[tuple[str, Any], ...] = (("block", accept_block), ("token", accept_sampled))
+# Interpreted, a program is slow, and has many requests.
+TILING = {"cuda": Tiling(), "cpu": Tiling(16, 256)}
 # `calc_diff` at most; in layers activations are rounded to FP8 on both sides, in another order.
 MOST = {"products": 1e-3, "layers": 5e-3}
 PROCESSES = {"cuda": 16, "cpu": 2}
@@ -175,35 +179,36 @@ def accepted(name: str, device: str, share: tuple[int, int]) -> dict[str, Any]:
     """Requests of odd steps, those that rounding decides, and those that are wrong."""
     operator, rule = SAMPLED[name]
     arrivals = torch.zeros(16, dtype=torch.int32, device=device)
-    how = Tiling() if device == "cuda" else Tiling(16, 256)  # interpreted, a program is slow
     requests, near, wrong = 0, 0, []
     for number, given in shared(steps(STEPS[device], 0), share):
-        expected = reference(given, rule)
-        undecided_here = undecided(given, expected, rule)
-        found = operator(on(given, device), arrivals, how)
-        same = found.accepted.cpu() == expected.accepted
-        same &= found.bonus.cpu() == expected.bonus
-        wrong += [f"step {number}, request {r}" for r in (~same & ~undecided_here).nonzero()[:, 0]]
-        requests, near = requests + len(same), near + int(undecided_here.sum())
+        found = operator(on(given, device), arrivals, TILING[device])
+        apart, undecided_here = off(given, found, rule)
+        wrong += [f"step {number}, request {r}" for r in apart]
+        requests, near = requests + len(given.drafts), near + undecided_here
     return {"requests": requests, "undecided": near, "wrong": wrong}
 
 
 def on_lists(device: str, share: tuple[int, int]) -> dict[str, Any]:
     """As `accepted`, with a top-k of each request, by both rules in turn."""
-    how = Tiling() if device == "cuda" else Tiling(16, 256)
     requests, near, wrong = 0, 0, []
     for number, drawn in shared(steps(STEPS[device], 0), share):
-        given, rule = with_lists(drawn, number), ("block", "token")[number // 4 % 2]
-        pure = accept_block if rule == "block" else accept_sampled
-        expected = reference(given, pure)
-        undecided_here = undecided(given, expected, pure)
+        given, (rule, pure) = with_lists(drawn, number), RULES[number // 4 % 2]
         most, rows = bounds(given)
-        found = accept_listed_triton(on(given, device), most=most, rows=rows, rule=rule, how=how)
-        same = found.accepted.cpu() == expected.accepted
-        same &= found.bonus.cpu() == expected.bonus
-        wrong += [f"step {number}, request {r}" for r in (~same & ~undecided_here).nonzero()[:, 0]]
-        requests, near = requests + len(same), near + int(undecided_here.sum())
+        there, how = on(given, device), TILING[device]
+        found = accept_listed_triton(there, most=most, rows=rows, rule=rule, how=how)
+        apart, undecided_here = off(given, found, pure)
+        wrong += [f"step {number}, request {r}" for r in apart]
+        requests, near = requests + len(given.drafts), near + undecided_here
     return {"requests": requests, "undecided": near, "wrong": wrong}
+
+
+def off(given: Windows, found: Outcome, rule: Any) -> tuple[list[int], int]:
+    """Requests whose outcome is wrong, and how many rounding decides."""
+    expected = reference(given, rule)
+    near = undecided(given, expected, rule)
+    same = found.accepted.cpu() == expected.accepted
+    same &= found.bonus.cpu() == expected.bonus
+    return (~same & ~near).nonzero()[:, 0].tolist(), int(near.sum())
 
 
 def greedily(device: str, share: tuple[int, int]) -> dict[str, Any]:
