@@ -13,7 +13,12 @@ from sglang_dspark.benchmarks.bandwidth import copy_triton
 from tests.kernels.processes import output_of
 
 OURS_OF = {
-    "accept": {"ours, token rule", "ours, block rule"},
+    "accept": {
+        "ours, token rule",
+        "ours, block rule",
+        "ours on lists, token rule",
+        "ours on lists, block rule",
+    },
     "commit": {"ours"},
     "markov": {"ours"},
     "accept_greedy": {"ours"},
