@@ -43,6 +43,7 @@ NAMES: dict[str, tuple[str, ...]] = {  # module -> names; "X as Y": used here as
         "OllamaGenerateResponse",
         "OllamaMessage",
     ),
+    "sglang.srt.entrypoints.warmup": ("warmup as register_warm_up",),
     "sglang.srt.environ": ("envs",),
     "sglang.srt.eplb.expert_distribution": (
         "_ExpertDistributionRecorderNoop",
@@ -91,6 +92,7 @@ NAMES: dict[str, tuple[str, ...]] = {  # module -> names; "X as Y": used here as
     ),
     "sglang.srt.lora.layers": ("unwrap_lora_layer",),
     "sglang.srt.managers.io_struct": (
+        "GenerateReqInput",
         "msgpack_decode",
         "msgpack_encode",
         "SessionParams",

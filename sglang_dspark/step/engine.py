@@ -305,6 +305,8 @@ class ScheduleEngine:
         self._unlearned = []
 
     def _learn(self, step: Step) -> None:
+        if step.made_up:
+            return
         accepted, lengths = step.accepted, step.lengths
         assert accepted is not None
         assert lengths is not None

@@ -29,6 +29,7 @@ class Step:
     repeated: bool = False  # reuses a plan without drafts; nothing is learned from it
     undrafted: bool = False  # its draft failed or was skipped; nothing is learned from it
     limited: bool = False  # requests had limits of their own
+    made_up: bool = False  # of the server's own warm-up; nothing is learned from it
     began: Mark | None = None
     ended: Mark | None = None
     over: bool = False  # another step has started, or none will soon
@@ -155,7 +156,7 @@ class VerifyAll:
     def landed(self, step: Step, lengths: Counts, accepted: Counts) -> None:
         """Take a step's result from the host: [R] int64 lengths and accepted drafts."""
         step.lengths, step.accepted = lengths, accepted
-        if self._fit is not None:
+        if self._fit is not None and not step.made_up:
             self._fit.observe(step)
 
     def processed(self, reqs: Sequence[Any], accepted: Sequence[int], speculated: bool) -> None:

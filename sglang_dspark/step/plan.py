@@ -54,6 +54,7 @@ def _plan(state: StepState, batch: Any, *, starts: bool) -> Step:
                 limits=limits_of(batch.reqs, int(state.worker.gamma)),
             )
         state.ranks.send_plan(step, rows)
+    step.made_up = state.end_warm_up is not None
     return step
 
 
@@ -103,4 +104,5 @@ def learn(state: StepState, batch: Any, result: Any) -> None:
     lengths = result.cap_lens.numpy().astype(np.int64) - 1  # [R]
     with span("learn"):
         state.engine.landed(step, lengths, np.asarray(accepted, np.int64))
-        state.engine.processed(batch.reqs, accepted, bool(lengths.any()))
+        if not step.made_up:
+            state.engine.processed(batch.reqs, accepted, bool(lengths.any()))

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from sglang_dspark.serving.warm_up import is_made_up
 from sglang_dspark.step.device import Device
 from sglang_dspark.step.engine_protocol import Engine, Step
 from sglang_dspark.step.penalties import OutputCounts
@@ -61,7 +63,8 @@ class StepState:
 
     worker: upstream's. ranks: the ranks that run each step together; the engine is the leader's.
     planned: the step that is launched next, with overlap. counts: output tokens of penalised
-    requests. faults: recent failures of drafts.
+    requests. faults: recent failures of drafts. end_warm_up: called once, when the first request
+    arrives that is not of the server's own warm-up; None afterwards, or without a warm-up.
     """
 
     worker: Any
@@ -71,6 +74,14 @@ class StepState:
     planned: Step | None = None
     counts: OutputCounts = field(default_factory=OutputCounts)
     faults: DraftFaults = field(default_factory=DraftFaults)
+    end_warm_up: Callable[[], None] | None = None
+
+    def prefills(self, reqs: Sequence[Any]) -> None:
+        """Note that a batch prefills: the last decode step gets no time, a warm-up may be over."""
+        self.engine.interrupted()
+        if self.end_warm_up is not None and not is_made_up(reqs):
+            self.end_warm_up()
+            self.end_warm_up = None
 
 
 def state_of(worker: Any) -> StepState | None:

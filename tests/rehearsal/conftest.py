@@ -75,9 +75,14 @@ def plain(pool: ServerPool, pair: tiny_models.TinyPair) -> Served:
 
 
 def start_rehearsed(
-    pool: ServerPool, name: str, pair: tiny_models.TinyPair, *arguments: str, **environment: str
+    pool: ServerPool,
+    name: str,
+    pair: tiny_models.TinyPair,
+    *arguments: str,
+    warm_up: bool = False,
+    **environment: str,
 ) -> Rehearsed:
-    """Start a server with CUDA's seams under the overlap loop."""
+    """Start a server with CUDA's seams under the overlap loop; its warm-up only if asked for."""
     folder = pool.folder / f"{name}-steps"
     folder.mkdir()
     config = pool.folder / "overlap.yaml"
@@ -87,6 +92,7 @@ def start_rehearsed(
         pair.target,
         *DSPARK_FLAGS,
         str(pair.drafter),
+        *([] if warm_up else ["--skip-server-warmup"]),
         "--max-running-requests",
         SEATS,
         "--dspark-config",

@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
+from sglang_dspark.serving.warm_up import batch_sizes
 from tests.integration import tiny_models
 from tests.integration.serving import Served, ServerPool
-from tests.rehearsal.conftest import Rehearsed, start_rehearsed
+from tests.rehearsal.conftest import SEATS, Rehearsed, start_rehearsed
 from tests.rehearsal.on_cpu import TIER
 from tests.rehearsal.test_overlap_steps import GREEDY, TOKENS
 from tests.rehearsal.test_sampling_rules import PENALTIES, SEEDED, accepted, tokens
@@ -21,18 +22,24 @@ GREEDY_SAMPLING = {"max_new_tokens": TOKENS, "ignore_eos": True}
 PROMPTS = [[5 + (7 * i + 3 * j) % 200 for j in range(3 + 4 * i)] for i in range(12)]
 
 
-def start(pool: ServerPool, name: str, pair: tiny_models.TinyPair, **world: str) -> Rehearsed:
+def start(
+    pool: ServerPool, name: str, pair: tiny_models.TinyPair, *, warm_up: bool = False, **world: str
+) -> Rehearsed:
     """A server whose passes are captured, in a world where a larger tier is dear."""
-    sizes = [str(size) for size in GRAPHS]
-    world = {"DSPARK_REHEARSAL_STAIR": "8e-3", **world}
-    return start_rehearsed(
-        pool, name, pair, "--cuda-graph-bs-decode", *sizes, DSPARK_REHEARSAL_GRAPHS="1", **world
-    )
+    sizes = ["--cuda-graph-bs-decode", *(str(size) for size in GRAPHS)]
+    world = {"DSPARK_REHEARSAL_STAIR": "8e-3", "DSPARK_REHEARSAL_GRAPHS": "1", **world}
+    return start_rehearsed(pool, name, pair, *sizes, warm_up=warm_up, **world)
 
 
 @pytest.fixture(scope="module")
 def captured(pool: ServerPool, pair: tiny_models.TinyPair) -> Rehearsed:
-    return start(pool, "captured", pair)
+    return start(pool, "captured", pair, warm_up=True)
+
+
+@pytest.fixture(scope="module")
+def made_up(captured: Rehearsed) -> int:
+    """How many passes the warm-up took: those behind them are of users."""
+    return len(captured.passes())
 
 
 def answers(server: Served, users: int) -> list[list[int]]:
@@ -48,6 +55,14 @@ def in_graphs(passes: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [each for each in passes if each["pass"] <= GRAPHS[-1]]
 
 
+def test_made_up_requests_come_first(captured: Rehearsed, made_up: int) -> None:
+    """Each number of requests that a kernel may be compiled for has run before the first user's."""
+    assert "warmed up with batches of 1 to 16 made-up requests" in captured.server.log
+    passes = captured.passes()[:made_up]
+    assert {each["pass"] for each in passes} >= set(batch_sizes(int(SEATS)))
+    assert {each["folded"] for each in in_graphs(passes)} == {True, False}, "greedy, sampled"
+
+
 @pytest.mark.parametrize("users", [1, 4, 8])
 def test_greedy_answers_are_the_plain_servers(
     plain: Served, captured: Rehearsed, users: int
@@ -60,9 +75,9 @@ def test_greedy_answers_are_the_plain_servers(
     assert emitted < 0.8 * len(PROMPTS) * TOKENS, "hardly a draft was accepted"
 
 
-def test_passes_replay_the_tiers_that_hold_them(captured: Rehearsed) -> None:
+def test_passes_replay_the_tiers_that_hold_them(captured: Rehearsed, made_up: int) -> None:
     answers(captured.server, 4)
-    passes = in_graphs(captured.passes())
+    passes = in_graphs(captured.passes()[made_up:])
     for each in passes:
         tier = tier_of(each["pass"] + each["verified"])
         assert each["tokens"] == tier
@@ -73,9 +88,10 @@ def test_passes_replay_the_tiers_that_hold_them(captured: Rehearsed) -> None:
     assert partly, "windows must be of unlike lengths, or the layout is not tested"
 
 
-def test_drafts_replay_graphs_by_requests(captured: Rehearsed) -> None:
+def test_drafts_replay_graphs_by_requests(captured: Rehearsed, made_up: int) -> None:
     answers(captured.server, 4)
-    drafted = [each for each in in_graphs(captured.passes()) if each["verified"]]
+    passes = captured.passes()[made_up:]
+    drafted = [each for each in in_graphs(passes) if each["verified"]]
     assert drafted
     for each in drafted:
         assert each["drafts_replayed"] == [min(size for size in GRAPHS if size >= each["pass"])]
@@ -83,10 +99,11 @@ def test_drafts_replay_graphs_by_requests(captured: Rehearsed) -> None:
 
 def test_more_requests_than_any_graph_run_eagerly(plain: Served, captured: Rehearsed) -> None:
     together = {"input_ids": PROMPTS, "sampling_params": {"temperature": 0.0, **GREEDY_SAMPLING}}
+    before = len(captured.passes())
     got = captured.server.request("POST", "/generate", json=together).json()
     expected = plain.request("POST", "/generate", json=together).json()
     assert [each["output_ids"] for each in got] == [each["output_ids"] for each in expected]
-    large = [each for each in captured.passes() if each["pass"] > GRAPHS[-1]]
+    large = [each for each in captured.passes()[before:] if each["pass"] > GRAPHS[-1]]
     assert large
     for each in large:
         assert each["tokens"] == each["pass"] + each["verified"]

@@ -12,6 +12,7 @@ import torch
 from sglang_dspark.step.plan import learn, tag
 
 REQS = [object(), object()]
+STEP = SimpleNamespace(made_up=False)
 
 
 def learned(*, tagged: bool = True, accepted: list[int] | None, windows: list[int]) -> mock.Mock:
@@ -20,7 +21,7 @@ def learned(*, tagged: bool = True, accepted: list[int] | None, windows: list[in
         num_correct_drafts_per_req_cpu=accepted, cap_lens=torch.tensor(windows)
     )
     if tagged:
-        assert tag(result, "the step") is result  # type: ignore[arg-type]
+        assert tag(result, STEP) is result  # type: ignore[arg-type]
     engine = mock.Mock()
     learn(SimpleNamespace(engine=engine), SimpleNamespace(reqs=REQS), result)  # type: ignore[arg-type]
     return engine
@@ -30,7 +31,7 @@ def learned(*, tagged: bool = True, accepted: list[int] | None, windows: list[in
 def test_a_step_is_learned_with_its_verify_lengths(windows: list[int], verified: list[int]) -> None:
     engine = learned(accepted=[1, 0], windows=windows)
     step, lengths, accepted = engine.landed.call_args.args
-    assert (step, lengths.tolist(), accepted.tolist()) == ("the step", verified, [1, 0])
+    assert (step, lengths.tolist(), accepted.tolist()) == (STEP, verified, [1, 0])
     engine.processed.assert_called_once_with(REQS, [1, 0], any(verified))
 
 

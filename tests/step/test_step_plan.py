@@ -53,6 +53,7 @@ def test_a_plan_counts_the_tokens_of_all_requests(lens: Tensor | None, context: 
         planned=None,
         engine=world.engine,
         ranks=Ranks(),
+        end_warm_up=None,
         worker=SimpleNamespace(gamma=GAMMA, model_runner=SimpleNamespace(req_to_token_pool=pool)),
     )
     plan_ahead(state, batch(lens))

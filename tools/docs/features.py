@@ -100,9 +100,12 @@ RULES = {
 }
 NOTES = """
 These features cost nothing when unused. Our rules read nothing back from the device; the tables say
-where SGLang waits for it. Accept kernels are compiled at the start, FlashInfer's included. A Triton
-kernel compiled later counts in `sglang:dspark_kernel_compilations_total`. What our Triton rule does
-not support is accepted in torch by the same rule, and logged once.
+where SGLang waits for it. Accept kernels are compiled at the start, FlashInfer's included. Before
+the server is ready it answers made-up requests in batches of 1, 2, 3, 4, 8, ... up to
+`--max-running-requests`, so that SGLang's own kernels compile then too; nothing is learned from
+them, and `--skip-server-warmup` leaves them out (rehearsed; never run on a GPU). A Triton kernel
+compiled later counts in `sglang:dspark_kernel_compilations_total`. What our Triton rule does not
+support is accepted in torch by the same rule, and logged once.
 
 If every draft is verified, custom logit processors that read the answer get status 400, and the
 rest is SGLang's: penalties and seeds have no effect; min-p, and top-k with top-p, sample from

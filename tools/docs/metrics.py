@@ -36,7 +36,7 @@ WHEN = {
     "survival_error": "the same in one number, over all positions",
     "step_time_outliers": "grows fast where other programs take the cores",
     "kernel_compilations": "on a GPU, when single steps take seconds: it grows while all requests "
-    "wait. The log names each kernel; the accept rules' are compiled at the start",
+    "wait. The log names each kernel; those of made-up requests at the start are not counted",
     "drafter_misfit": "1: fewer than one first draft in ten is accepted; the log has the causes "
     "([it is slow](troubleshooting.md#it-is-slow))",
 }

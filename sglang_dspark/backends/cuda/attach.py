@@ -7,6 +7,7 @@ cannot be scheduled it verifies every draft, and the reason is logged.
 from __future__ import annotations
 
 import logging
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from sglang_dspark.serving import mode, upstream
 from sglang_dspark.serving.profile import Passes
 from sglang_dspark.step.build import build, obstacle, profile_key, refuse_broken, verify_everything
 from sglang_dspark.step.engine import ScheduleEngine
+from sglang_dspark.step.engine_protocol import Engine
 from sglang_dspark.step.ranks import engine_for, ranks_of
 from sglang_dspark.step.state import StepState
 from sglang_dspark.step.timing import Clock
@@ -56,15 +58,21 @@ def take_over(worker: Any, clock: Clock) -> StepState:
         return build(worker, passes, clock, key)
 
     engine = engine_for(ranks, GraphPasses(worker, device), built)
-    if isinstance(engine, ScheduleEngine):
-        watch(engine.metrics.kernel_compiled)
     _free_cached(worker)
-    state = StepState(worker, engine, device, ranks)
+    state = StepState(
+        worker, engine, device, ranks, end_warm_up=partial(_count_compilations, engine)
+    )
     runner = worker.model_runner
     slots = int(runner.req_to_token_pool.req_to_token.shape[0]) - 1  # row 0 is padding
     width = int(runner.model_config.vocab_size)
     state.counts.reserve(slots, width, torch.device(worker.device))
     return state
+
+
+def _count_compilations(engine: Engine) -> None:
+    """Count kernels that compile from now on; of several ranks the first one counts."""
+    if isinstance(engine, ScheduleEngine):
+        watch(engine.metrics.kernel_compiled)
 
 
 def _free_cached(worker: Any) -> None:

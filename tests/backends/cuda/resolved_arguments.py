@@ -24,6 +24,7 @@ READ = (
     "speculative_draft_attention_backend",
     "page_size",
     "max_running_requests",
+    "warmups",
 )
 
 

@@ -56,6 +56,9 @@ CASES = {
     "size list named": case(H100, cuda_graph_bs_decode=[1, 8, 96]),
     "requests named": case(H100, max_running_requests=128),
     "no graphs": case(H100, disable_cuda_graph=True),
+    "warm-up named": case(H100, warmups="prefill_shapes"),
+    "warm-up skipped": case(H100, skip_server_warmup=True),
+    "two tokenizers": case(H100, tokenizer_worker_num=2),
 }
 
 
@@ -194,3 +197,15 @@ def test_graph_sizes_are_those_that_are_captured(resolved: dict[str, Any]) -> No
 def test_sizes_that_follow_the_user_stay(resolved: dict[str, Any], name: str, largest: int) -> None:
     assert max(resolved[name]["decode_sizes"]) == largest
     assert not [line for line in resolved[name]["said"] if "decode graphs" in line]
+
+
+@pytest.mark.parametrize(
+    ("name", "warmups"),
+    [("H100", "dspark"), ("static", "dspark"), ("warm-up named", "prefill_shapes,dspark"),
+     ("warm-up skipped", None), ("two tokenizers", None)],
+)  # fmt: skip
+def test_our_warm_up_is_named_behind_the_users(
+    resolved: dict[str, Any], name: str, warmups: str | None
+) -> None:
+    """With several tokenizer processes nothing is registered in the one that would answer."""
+    assert resolved[name]["warmups"] == warmups

@@ -1,0 +1,39 @@
+"""Name our warm-up among the server's, unless it starts without any.
+
+Upstream: sglang/srt/entrypoints/http_server.py, `lifespan`, answers the requests of each warm-up
+that `--warmups` names before HTTP is served. What ours does: `sglang_dspark.serving.warm_up`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sglang_dspark.patches.seam import Seam
+from sglang_dspark.serving import upstream, warm_up
+
+
+def name_warm_up(result: None, server_args: Any) -> None:
+    """AFTER hook of `_handle_dspark`: register the warm-up and name it behind the user's own.
+
+    Tokenizer workers are processes of their own, in which nothing is registered here.
+    """
+    args = upstream.resolving_view(server_args)
+    if args.skip_server_warmup or args.tokenizer_worker_num > 1:
+        return
+    upstream.register_warm_up(warm_up.NAME)(warm_up.answer_made_up)
+    names = [name for name in (args.warmups, warm_up.NAME) if name]
+    upstream.declare_resolution(server_args, "sglang_dspark.name_warm_up", warmups=",".join(names))
+
+
+SEAMS = (
+    Seam(
+        name="cuda-warm-up",
+        target="sglang.srt.arg_groups.speculative_hook._handle_dspark",
+        kind="after",
+        hook=name_warm_up,
+        signature="(server_args)",
+        why="upstream's one warm-up request compiles kernels for one request alone; the others "
+        "compile while users wait",
+        device="cuda",
+    ),
+)

@@ -1,0 +1,179 @@
+"""The server's own warm-up: its requests, what ends it, and that nothing is learned from it."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("sglang")
+
+from sglang_dspark.serving import upstream, warm_up
+from sglang_dspark.step import plan as planning
+from sglang_dspark.step.drafter_fit import DrafterFit
+from sglang_dspark.step.engine_protocol import VerifyAll
+from sglang_dspark.step.state import StepState
+from tests.step.engine_scenario import Scenario
+
+OWN, USERS = SimpleNamespace(rid="dspark-warm-up-0-1"), SimpleNamespace(rid="a")
+ROWS = torch.tensor([1, 2])
+
+
+@pytest.mark.parametrize(
+    ("most", "sizes"),
+    [(1, [1]), (2, [1, 2]), (5, [1, 2, 3, 4, 5]), (16, [1, 2, 3, 4, 8, 16]),
+     (48, [1, 2, 3, 4, 8, 16, 32, 48])],
+)  # fmt: skip
+def test_batches_have_every_size_that_kernels_tell_apart(most: int, sizes: list[int]) -> None:
+    assert warm_up.batch_sizes(most) == sizes
+
+
+@pytest.mark.parametrize(("most", "vocabulary"), [(1, 49152), (48, 49152), (1024, 151936)])
+def test_requests_differ_and_have_all_kinds_of_sampling(most: int, vocabulary: int) -> None:
+    *first, again, largest = list(warm_up.bodies(most, vocabulary))
+    everything = [*first, again, largest]
+    ids = [rid for body in everything for rid in body["rid"]]
+    assert len(set(ids)) == len(ids)
+    assert warm_up.is_made_up([SimpleNamespace(rid=rid) for rid in ids])
+    for body in everything:
+        prompts = body["input_ids"]
+        assert len({tuple(prompt) for prompt in prompts}) == len(prompts)
+        assert {len(prompt) for prompt in prompts} == {warm_up.PROMPT_TOKENS}
+        assert 0 <= min(map(min, prompts)) <= max(map(max, prompts)) < vocabulary
+        assert len(body["sampling_params"]) == len(prompts) == len(body["rid"])
+    assert [len(body["rid"]) for body in first] == warm_up.batch_sizes(most)
+    assert (again["input_ids"], largest["input_ids"]) == (
+        first[0]["input_ids"], first[-1]["input_ids"],
+    )  # fmt: skip
+    cuts = {tuple(sorted(each)) for body in first for each in body["sampling_params"]}
+    assert len(cuts) == (1 if most == 1 else 2)
+
+
+def test_prompts_fit_a_small_vocabulary() -> None:
+    assert all(max(body["input_ids"][0]) < 64 for body in warm_up.bodies(4, 64))
+
+
+def test_only_batches_of_its_own_are_made_up() -> None:
+    assert warm_up.is_made_up([OWN, OWN])
+    assert not warm_up.is_made_up([OWN, USERS])
+    assert not warm_up.is_made_up([USERS])
+
+
+class Manager:
+    """Answers requests as `TokenizerManager` does; `refuses`: with which message."""
+
+    def __init__(self, refuses: str = "") -> None:
+        self.asked: list[Any] = []
+        self.refuses = refuses
+        self.model_config = SimpleNamespace(vocab_size=512)
+
+    async def generate_request(self, asked: Any, request: None) -> Any:
+        self.asked.append(asked)
+        if self.refuses:
+            raise ValueError(self.refuses)
+        yield {}
+
+
+@pytest.fixture
+def settings(monkeypatch: pytest.MonkeyPatch) -> dict[str, SimpleNamespace]:
+    """The server's settings as SGLang publishes them."""
+    found = {
+        "get_serving": SimpleNamespace(skip_server_warmup=False),
+        "get_parallel": SimpleNamespace(num_dp_ranks=2),
+        "get_schedule": SimpleNamespace(max_running_requests=4),
+    }
+    for name, value in found.items():
+        path, there = upstream.PLACES[name]
+        monkeypatch.setattr(f"{path}.{there}", lambda value=value: value)
+    return found
+
+
+@pytest.mark.usefixtures("settings")
+def test_every_batch_is_answered_on_each_replica(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    manager = Manager()
+    asyncio.run(warm_up.answer_made_up("null", manager))
+    assert [len(each.input_ids) for each in manager.asked] == [1, 2, 3, 4, 8, 1, 8]
+    assert "batches of 1 to 4 made-up requests" in caplog.text
+
+
+def test_no_warm_up_where_it_is_skipped_or_a_server_is_one_half(
+    settings: dict[str, SimpleNamespace],
+) -> None:
+    manager = Manager()
+    asyncio.run(warm_up.answer_made_up("prefill", manager))
+    settings["get_serving"].skip_server_warmup = True
+    asyncio.run(warm_up.answer_made_up("null", manager))
+    assert manager.asked == []
+
+
+@pytest.mark.usefixtures("settings")
+def test_a_refused_request_ends_the_warm_up_and_not_the_start(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    manager = Manager(refuses="longer than the context")
+    asyncio.run(warm_up.answer_made_up("null", manager))
+    assert len(manager.asked) == 1
+    assert "compiled while serving" in caplog.text
+    assert "longer than the context" in caplog.text
+
+
+def state(world: Scenario, end: Any) -> StepState:
+    pool = SimpleNamespace(req_generation=world.generation)
+    worker = SimpleNamespace(gamma=3, model_runner=SimpleNamespace(req_to_token_pool=pool))
+    return StepState(worker, world.engine, mock.Mock(), end_warm_up=end)
+
+
+def test_the_first_users_request_ends_the_warm_up_once() -> None:
+    end = mock.Mock()
+    of = state(Scenario(), end)
+    of.prefills([OWN])
+    end.assert_not_called()
+    of.prefills([OWN, USERS])
+    of.prefills([USERS])
+    end.assert_called_once_with()
+
+
+def test_nothing_is_learned_from_made_up_requests() -> None:
+    """The same steps of a user's change what is known."""
+    known = []
+    for end in (mock.Mock(), None):
+        world = Scenario()
+        of = state(world, end)
+        with mock.patch.object(world.calibration, "observe") as observed:
+            for _ in range(8):
+                batch = SimpleNamespace(
+                    req_pool_indices_cpu=ROWS, seq_lens_cpu=torch.tensor([10, 10]),
+                    reqs=[SimpleNamespace(custom_logit_processor=None)] * 2,
+                )  # fmt: skip
+                step = planning.take_plan(of, batch)
+                logits = torch.full((2, step.plan.budget.depth), 2.0)
+                drafted = logits if step.plan.speculates else None
+                lengths = world.engine.admit(step, drafted, torch.ones(2, dtype=torch.bool))
+                result: Any = SimpleNamespace(
+                    num_correct_drafts_per_req_cpu=np.minimum(lengths, 1).tolist(),
+                    cap_lens=torch.tensor(lengths + 1),
+                )
+                with mock.patch.object(world.engine, "processed") as handed_out:
+                    planning.learn(of, batch, planning.tag(result, step))
+                world.now += 0.02
+        known.append((observed.call_count, handed_out.call_count))
+    assert known[0] == (0, 0)
+    assert known[1][0] > 0
+    assert known[1][1] == 1
+
+
+def test_a_static_server_does_not_judge_its_drafter_by_made_up_requests() -> None:
+    fit = mock.Mock(spec=DrafterFit)
+    engine = VerifyAll(3, fit)
+    generation, lengths = torch.zeros(4), torch.tensor([10, 10])
+    own, users = (engine.begin(ROWS, generation, lengths) for _ in range(2))
+    own.made_up = True
+    for step in (own, users):
+        engine.landed(step, np.array([3, 3]), np.array([0, 0]))
+    fit.observe.assert_called_once_with(users)
