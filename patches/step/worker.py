@@ -53,7 +53,10 @@ class DSparkWorker(Upstream):
         grammar_barrier: Any = None,
         coordination_plan: Any = None,
     ) -> Any:
-        """Run our step, or upstream's on a rank without requests."""
+        """Run our step, or upstream's on a rank without requests.
+
+        Upstream's `forward_batch_generation` calls it for every batch that does not prefill.
+        """
         state = self.dspark_step
         if state is None or batch.spec_info is None or batch.forward_mode.is_idle():
             return super()._forward_decode(batch, on_publish, grammar_barrier, coordination_plan)

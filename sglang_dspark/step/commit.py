@@ -1,7 +1,8 @@
 """Commit: write accepted tokens to the draft's context, and return the step's result.
 
-Features are injected in every step, one that drafted nothing included, as upstream does
-(sglang/srt/speculative/dspark_components/dspark_kv_inject.py), so no later step has to catch up.
+Every step that runs the stages hands its features to the device, one that drafted nothing included,
+as upstream does (sglang/srt/speculative/dspark_components/dspark_kv_inject.py). A GPU writes them
+at once; a CPU may let them wait until a draft reads them (backends/cpu/context_kv.py).
 """
 
 from __future__ import annotations

@@ -18,6 +18,7 @@ from sglang_dspark.step.verify import VerifyInput, VerifyOutput
 class Device(Protocol):
     """Draft, admit, lay out, verify, accept and commit a step on one kind of device.
 
+    Implementations: `HostDevice`, backends/cpu/device.py; `GraphDevice`, backends/cuda/device.py.
     No method reads a value of the running step back to the host, unless the device is the host.
     """
 

@@ -79,7 +79,7 @@ def anchors_alone(requests: int, device: torch.device | str = "cpu") -> Tensor:
 
 
 def layout_of(indptr: Tensor, tokens: int) -> Any:
-    """Make upstream's `RaggedVerifyLayout` of these windows in a pass of `tokens`."""
+    """Make upstream's `RaggedVerifyLayout` of these windows in a pass of `tokens`, on a GPU."""
     return upstream.RaggedVerifyLayout(
         verify_lens=indptr.diff(),
         graph_num_tokens=tokens,

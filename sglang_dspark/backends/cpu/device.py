@@ -91,47 +91,47 @@ class HostDevice:
         """Build the ragged layout, without padding."""
         return layout_of(np.diff(indptr.numpy()).astype(np.int64) - 1)
 
-    def run(self, asked: VerifyInput) -> VerifyOutput:
+    def run(self, inputs: VerifyInput) -> VerifyOutput:
         """Run the target over packed rows."""
-        worker, batch = self._worker, asked.batch
-        rows = rows_in(asked.layout, self._width)
-        block, tokens = asked.proposal.draft_block_ids, asked.proposal.draft_block.draft_tokens
-        window = window_of(rows, block, tokens, asked.window)
+        worker, batch = self._worker, inputs.batch
+        rows = rows_in(inputs.layout, self._width)
+        block, tokens = inputs.proposal.draft_block_ids, inputs.proposal.draft_block.draft_tokens
+        window = window_of(rows, block, tokens, inputs.window)
         packed = VerifyRows(
             window.verify_ids,
             window.positions,
             window.verify_cache_loc,
-            asked.layout,
-            asked.window.kv_loc_plan,
+            inputs.layout,
+            inputs.window.kv_loc_plan,
             window.window_index,
         )
         output = verify_forward(worker, batch, packed)
         if plain_step.reads_windows(batch):
-            output.next_token_logits = self._spread(asked, rows, output.next_token_logits)
+            output.next_token_logits = self._spread(inputs, rows, output.next_token_logits)
         return VerifyOutput(output, output.hidden_states, rows=_Packed(rows, window))
 
-    def _spread(self, asked: VerifyInput, rows: PackedRows, logits: Tensor) -> Tensor:
+    def _spread(self, inputs: VerifyInput, rows: PackedRows, logits: Tensor) -> Tensor:
         """Spread logits [N, V] over windows [R * (gamma + 1), V], and adjust them."""
-        spread = logits.new_zeros(asked.requests * self._width, logits.shape[1])
+        spread = logits.new_zeros(inputs.requests * self._width, logits.shape[1])
         spread[rows.index] = logits
-        if asked.rules.penalties is not None:
-            asked.rules.penalties.apply(spread, asked.ids, asked.batch.seq_lens)
-        adjust(self._worker, asked.batch, spread)
+        if inputs.rules.penalties is not None:
+            inputs.rules.penalties.apply(spread, inputs.ids, inputs.batch.seq_lens)
+        adjust(self._worker, inputs.batch, spread)
         return spread
 
-    def accept(self, asked: VerifyInput, verified: VerifyOutput) -> Any:
+    def accept(self, inputs: VerifyInput, verified: VerifyOutput) -> Any:
         """Accept by our rules over the verified rows."""
-        logits, block = verified.outputs.next_token_logits, asked.proposal.draft_block
-        info, prefix = asked.batch.sampling_info, asked.batch.seq_lens
+        logits, block = verified.outputs.next_token_logits, inputs.proposal.draft_block
+        info, prefix = inputs.batch.sampling_info, inputs.batch.seq_lens
         rows: PackedRows = verified.rows.rows
         starts = rows.starts if logits.shape[0] == rows.total else rows.strided
-        ids, seeds, agree = asked.ids, asked.rules.seeds, self._worker._tp_sync
+        ids, seeds, agree = inputs.ids, inputs.rules.seeds, self._worker._tp_sync
         return accept_rows(ids, rows.lens, starts, logits, block, info, prefix, seeds, agree)
 
-    def commit(self, asked: VerifyInput, verified: VerifyOutput, accepted: Any) -> None:
+    def commit(self, inputs: VerifyInput, verified: VerifyOutput, accepted: Any) -> None:
         """Write hidden states [N, m * d] of the committed rows into the draft's context."""
-        if asked.rules.penalties is not None:
-            asked.rules.penalties.count(accepted.out_tokens, accepted.commit_lens)
+        if inputs.rules.penalties is not None:
+            inputs.rules.penalties.count(accepted.out_tokens, accepted.commit_lens)
         rows, window = verified.rows.rows, verified.rows.window
         hidden, commit = verified.hidden, accepted.commit_lens
         assert hidden is not None, "a verify pass captures hidden states"

@@ -109,7 +109,8 @@ def find_matmul(
 
     level: of the cache that weights are prefetched into, None for the processor's; int8 ignores
     it. rounding: whether rows of x are rounded to bfloat16 for bfloat16 weights, on a processor
-    that `multiplies` them. Raises DSparkError where there is none.
+    that `multiplies` them. Raises DSparkError where there is none. The library's `dspark_matmul`
+    (csrc/library.cpp) reads it from the table at the end of csrc/matmul.cpp.
     """
     loaded, number = library(), _ROUNDED_BFLOAT16 if rounding else _FORMATS[form]
     level = processor.level if level is None else level
