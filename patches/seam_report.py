@@ -34,6 +34,11 @@ def look_at_seams(found: Diagnosis) -> None:
     checks = {seam.name: registry.check_seam(seam) for seam in live}
     mismatches = [check for check in checks.values() if not check.ok]
     found.problems += [registry.mismatch(check) for check in mismatches]
+    # An upgrade is prepared without a GPU: its seams' targets can be read there too.
+    others = [s for s in wanted if not off and device == "cpu" and s.device == "cuda"]
+    checks |= {seam.name: registry.check_seam(seam) for seam in others}
+    elsewhere = [checks[seam.name] for seam in others if not checks[seam.name].ok]
+    found.notes += [f"on a GPU: {registry.mismatch(check)}" for check in elsewhere]
     if not off and not mismatches and not upstream_check.missing():
         _load_plugins(found)
     for seam in seams:

@@ -142,10 +142,9 @@ def _show_seams(console: Console, found: Diagnosis) -> None:
     for heading in ("seam", "target and kind", "signature", "state", "why"):
         table.add_column(heading, overflow="fold")
     for seam in found.seams:
-        if seam.state == "inert":
-            check = "not looked at"
-        else:
-            check = "ok" if seam.signature_ok else f"expected {seam.expected}, found {seam.found}"
+        check = "ok" if seam.found == seam.expected else seam.found
+        if not seam.signature_ok:
+            check = f"expected {seam.expected}, found {seam.found}"
         table.add_row(
             Text(seam.name),
             Text(f"{seam.target.removeprefix('sglang.srt.')} ({seam.kind})"),

@@ -15,7 +15,7 @@ from typing import Any
 
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.extras import SUPPORTED_SGLANG
-from sglang_dspark.serving import installation, startup, upstream, upstream_check
+from sglang_dspark.serving import installation, startup, upstream, upstream_calls, upstream_check
 
 ENTRY_POINTS = {
     "sglang.srt.plugins": startup.PLUGIN_NAME,
@@ -84,6 +84,7 @@ def diagnose(look_at_device: Look, look_at_seams: Look) -> Diagnosis:
     look_at_config(found)
     if importable:
         _look_at_names(found)
+        found.problems += [f"{line}; {startup.WHAT_TO_DO}" for line in upstream_calls.mismatches()]
         found.notes += upstream_check.changed_bodies()
         _look_where_possible(found, _device, look_at_device, look_at_seams)
         _look_at_names(found)  # most modules are loaded by now and can be asked

@@ -12,6 +12,7 @@ import ast
 import hashlib
 import re
 import sys
+from collections.abc import Iterator
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -81,16 +82,21 @@ def body_hash(module: str, path: str) -> str | None:
 
     path: in the module, such as `LlamaModel.forward`. Comments, layout and docstrings do not count.
     """
-    text = _text(module)
-    if text is None:
+    node: ast.AST | None = syntax(module)
+    if node is None:
         return None
-    node: ast.AST = _parsed(text)
     for part in path.split("."):
         found = [each for each in _definitions(node) if each.name == part]
         if not found:
             return None
         node = found[-1]  # the last definition is the one that holds
     return hashlib.sha256(_shape(node).encode()).hexdigest()[:_HASH_DIGITS]
+
+
+def syntax(module: str) -> ast.Module | None:
+    """Return the syntax of a module of SGLang; None where there is no such one."""
+    text = _text(module)
+    return None if text is None else _parsed(text)
 
 
 def _missing_names(module: str, names: list[str]) -> list[str]:
@@ -134,13 +140,17 @@ def _ours(module: str, name: str | None = None) -> list[str]:
 def _used_by(*names: str) -> str:
     """Return " (used by ...)" with the files of ours that mention one of the names."""
     pattern = re.compile(rf"\.(?:{'|'.join(names)})\b|\"(?:{'|'.join(names)})\"")
-    files = []
-    for file in [*OURS.rglob("*.py"), *(OURS / "patches").rglob("*.py")]:
+    files = [file for file, text in adapter_files() if pattern.search(text)]
+    return f" (used by {', '.join(files)})" if files else ""
+
+
+def adapter_files() -> Iterator[tuple[str, str]]:
+    """Yield path and text of each file of ours that may use SGLang, the tables excepted."""
+    files = {*OURS.rglob("*.py"), *(OURS / "patches").rglob("*.py")}
+    for file in sorted(files):
         path = file.relative_to(OURS)
-        ours = path.parts[0] in _ADAPTERS and path.name not in _TABLES
-        if ours and pattern.search(file.read_text(encoding="utf-8")):
-            files.append(path.as_posix())
-    return f" (used by {', '.join(sorted(set(files)))})" if files else ""
+        if path.parts[0] in _ADAPTERS and path.name not in _TABLES:
+            yield path.as_posix(), file.read_text(encoding="utf-8")
 
 
 @cache

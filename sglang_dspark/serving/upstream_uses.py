@@ -46,6 +46,23 @@ ATTRIBUTES: dict[str, dict[str, tuple[str, ...]]] = {
             "set_kv_buffer",
         ),
     },
+    "sglang.srt.model_executor.model_runner": {
+        "ModelRunner": (
+            "canary_manager",
+            "decode_cuda_graph_runner",
+            "device_timer",
+            "eager_runner",
+            "enable_elastic_ep",
+            "eplb_manager",
+            "forward_pass_id",
+            "hisparse_coordinator",
+            "is_generation",
+            "kv_index_translator",
+            "lora_manager",
+            "msprobe_debugger",
+            "prefill_cuda_graph_runner",
+        ),
+    },
     "sglang.srt.model_executor.model_runner_components.weight_updater": {
         "": ("_derived_weight_cache_error",),
     },

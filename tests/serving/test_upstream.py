@@ -15,7 +15,7 @@ import pytest
 
 from sglang_dspark.backends.cpu import fast_paths
 from sglang_dspark.errors import DSparkError
-from sglang_dspark.serving import upstream, upstream_check
+from sglang_dspark.serving import upstream, upstream_calls, upstream_check
 from sglang_dspark.serving.upstream_uses import ATTRIBUTES, REIMPLEMENTED
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -113,6 +113,73 @@ def test_the_installed_sglang_has_all_of_it() -> None:
     """Read as text where it is not loaded, asked where it is."""
     assert upstream_check.missing() == []
     assert upstream_check.changed_bodies() == []
+    assert upstream_calls.mismatches() == []
+
+
+CALLED = """
+import enum
+from dataclasses import dataclass
+
+class Base:
+    def __init__(self, kind): ...
+
+@dataclass
+class Window(Base):
+    ids: list
+    cap: int = 0
+
+class Kind(enum.Enum):
+    FULL = 1
+
+class Settings:
+    EARLY = True
+
+settings = Settings()
+
+class Rule:
+    @classmethod
+    def made(cls, rows, *, seed): ...
+
+def plan(batch, limit=1, *, width, depth=2): ...
+def anything(batch, **options): ...
+"""
+
+
+@pytest.mark.parametrize(
+    ("use", "lines"),
+    [
+        ("plan(b, width=1)", []),
+        ("plan(b, 2, width=1, depth=3)", []),
+        ("plan(*given, width=1)", []),
+        ("plan(b, **named)", []),
+        ("plan(b, wide=1, width=1)", ["m.plan has no argument wide any more"]),
+        ("plan(b)", ["m.plan requires the argument width, which our call does not give"]),
+        ("plan(width=1)", ["m.plan requires the argument batch, which our call does not give"]),
+        ("anything(b, wide=1)", []),
+        ("Window(ids=[])", []),
+        ("Window([], cap=1)", []),
+        ("Window(cap=1)", ["m.Window requires the argument ids, which our call does not give"]),
+        ("Window(ids=[], kind=1)", ["m.Window has no argument kind any more"]),
+        ("Base(kind=1)", []),
+        ("Base(sort=1, kind=1)", ["m.Base has no argument sort any more"]),
+        ("Rule.made(1, seed=2)", []),
+        ("Rule.made(1)", ["m.Rule.made requires the argument seed, which our call does not give"]),
+        ("Rule.making(1)", ["m.Rule has no making any more"]),
+        ("Kind.FULL", []),
+        ("Kind.WHOLE", ["m.Kind has no WHOLE any more"]),
+        ("settings.EARLY.get()", []),
+        ("settings.LATE.get()", ["m.settings has no LATE any more"]),
+    ],
+)
+def test_calls_are_compared_with_definitions(
+    monkeypatch: pytest.MonkeyPatch, use: str, lines: list[str]
+) -> None:
+    name = re.match(r"\w+", use).group()  # type: ignore[union-attr]
+    monkeypatch.setattr(upstream_calls, "_definition", upstream_calls._definition.__wrapped__)
+    monkeypatch.setattr(upstream_calls, "syntax", lambda module: ast.parse(CALLED))
+    monkeypatch.setattr(upstream, "PLACES", {name: ("m", name)})
+    monkeypatch.setattr(upstream_calls, "adapter_files", lambda: [("step/x.py", f"upstream.{use}")])
+    assert upstream_calls.mismatches() == [f"{line} (used by step/x.py)" for line in lines]
 
 
 def test_text_and_imports_agree(monkeypatch: pytest.MonkeyPatch) -> None:
