@@ -33,6 +33,8 @@ def mismatches() -> list[str]:
     """Return one line for each member or argument that we name and SGLang does not have."""
     users: dict[str, set[str]] = {}
     for file, text in adapter_files():
+        if "upstream." not in text:
+            continue
         for name, member, call in _uses(ast.parse(text)):
             for line in _wrong(name, member, call):
                 users.setdefault(line, set()).add(file)
@@ -47,9 +49,12 @@ def _uses(tree: ast.Module) -> Iterator[tuple[str, str, ast.Call | None]]:
     for node in ast.walk(tree):
         call = node if isinstance(node, ast.Call) else None
         used = node if call is None else call.func
-        parts = ast.unparse(used).split(".") if isinstance(used, ast.Attribute) else []
-        if len(parts) in (2, 3) and parts[0] == "upstream":
-            yield parts[1], "".join(parts[2:]), call
+        names: list[str] = []
+        while isinstance(used, ast.Attribute):
+            names.insert(0, used.attr)
+            used = used.value
+        if isinstance(used, ast.Name) and used.id == "upstream" and len(names) in (1, 2):
+            yield names[0], "".join(names[1:]), call
 
 
 def _wrong(name: str, member: str, call: ast.Call | None) -> Iterator[str]:
