@@ -12,10 +12,17 @@ import argparse
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 
 from sglang_dspark.drafter.checkpoint import save_drafter
 from sglang_dspark.drafter.config import DrafterConfig
@@ -30,6 +37,10 @@ HIDDEN = 64
 LAYERS = 3
 ATTENDS = 0.005  # at which three of five tokens follow from the last one alone
 LLAMA3_ROTATION = {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+ARCHITECTURES: dict[str, tuple[Any, Any]] = {  # with a compiled fast path: config, model
+    "llama": (LlamaConfig, LlamaForCausalLM),
+    "qwen3": (Qwen3Config, Qwen3ForCausalLM),
+}
 SPECIALS = ("<s>", "</s>", "<pad>", "<mask>")
 
 
@@ -216,12 +227,34 @@ def _save_tokenizer(folder: Path) -> int:
     return len(vocabulary)
 
 
+def build_architecture(folder: Path, name: str) -> TinyPair:
+    """Write a pair of one of `ARCHITECTURES` in bfloat16, for every fast path of a CPU server.
+
+    SGLang pads an LM head to a multiple of 64 rows, and passes around its runner require one that
+    it does not pad: 320 ids for the tokenizer's 260 tokens.
+    """
+    used = _save_tokenizer(folder / "target")
+    model = build_target(320, attends=0.02, architecture=name)
+    with torch.no_grad():
+        model.lm_head.weight[used:] = 0.0
+        for parameter in model.parameters():
+            parameter.copy_(parameter.bfloat16())
+    model.save_pretrained(folder / "target", safe_serialization=True)
+    write_drafter(folder / "drafter", model, noise=0.2)
+    return TinyPair(folder / "target", folder / "drafter", _next_token_logits(model))
+
+
 def build_target(
-    vocabulary: int, seed: int = 0, attends: float = 0.0, hidden: int = HIDDEN
-) -> LlamaForCausalLM:
+    vocabulary: int,
+    seed: int = 0,
+    attends: float = 0.0,
+    hidden: int = HIDDEN,
+    architecture: str = "llama",
+) -> Any:
     """Return a target whose logits follow from the last token, with random weights."""
     torch.manual_seed(seed)
-    config = LlamaConfig(
+    config_class, model_class = ARCHITECTURES[architecture]
+    config = config_class(
         vocab_size=vocabulary,
         hidden_size=hidden,
         intermediate_size=2 * hidden,
@@ -238,7 +271,7 @@ def build_target(
         initializer_range=0.25,
         dtype="float32",
     )
-    model = LlamaForCausalLM(config).float().eval()
+    model = model_class(config).float().eval()
     with torch.no_grad():
         for layer in model.model.layers:
             layer.self_attn.o_proj.weight.mul_(attends)
