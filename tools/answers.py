@@ -36,7 +36,7 @@ from sglang_dspark.common.files import fault, parse_json
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.evaluation.target import TargetModel
 from sglang_dspark.training.collect import plan_answers
-from sglang_dspark.training.config import RunConfig, load_config
+from sglang_dspark.training.config import SLOW_HALVES, RunConfig, load_config, without_slow_halves
 from sglang_dspark.training.plan import longest
 from sglang_dspark.training.prompts import Prompt
 from sglang_dspark.training.responses import ResponseGenerator
@@ -177,8 +177,11 @@ def _as_bytes(value: Any) -> Tensor:
 
 def open_config(path: Path) -> RunConfig:
     """Return a training configuration, its target a folder on this machine."""
-    cfg = load_config(path)
-    target = target_dir(str(cfg.data.target), Console(stderr=True))
+    asked, console = load_config(path), Console(stderr=True)
+    cfg = without_slow_halves(asked)
+    if cfg is not asked:
+        console.print(f"{path}: {SLOW_HALVES}", soft_wrap=True)
+    target = target_dir(str(cfg.data.target), console)
     return cfg.model_copy(update={"data": cfg.data.model_copy(update={"target": target})})
 
 

@@ -85,10 +85,13 @@ def _load(config: Path, strict: bool = False) -> RunConfig:
     """The config with the target's folder in place of its name."""
     from sglang_dspark.cli._workload import target_dir
     from sglang_dspark.shipped import config_file
-    from sglang_dspark.training.config import load_config
+    from sglang_dspark.training.config import SLOW_HALVES, load_config, without_slow_halves
     from sglang_dspark.training.curves import require_tensorboard
 
-    cfg = load_config(config_file("train", config))
+    asked = load_config(config_file("train", config))
+    cfg = without_slow_halves(asked)
+    if cfg is not asked:
+        Console(stderr=True).print(f"{config}: {SLOW_HALVES}", soft_wrap=True)
     require_tensorboard(cfg.curves)
     changes: dict[str, object] = {"strict": True} if strict else {}
     try:

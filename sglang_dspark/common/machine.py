@@ -33,17 +33,37 @@ _COPIED = 64 << 20  # bytes, far more than the caches hold
 _REPEATS = 7
 
 
-@cache
-def cpu_description() -> str:
-    """Model and its numbers, instruction sets, usable cores and OpenMP setting of this CPU."""
+def has_bfloat16_products() -> bool:
+    """Return whether this CPU multiplies bfloat16; emulated, products take tens of times as long.
+
+    True where the instruction sets are not known.
+    """
+    flags = _flags(_fields())
+    return not flags or not flags.isdisjoint(("avx512_bf16", "amx_bf16", "bf16"))
+
+
+def _fields() -> dict[str, str]:
+    """Return what /proc/cpuinfo says of the first core."""
     fields: dict[str, str] = {}
     if _CPUINFO.is_file():
         for line in _CPUINFO.read_text().splitlines():
             key, _, value = line.partition(":")
             fields.setdefault(key.strip(), value.strip())
+    return fields
+
+
+def _flags(fields: dict[str, str]) -> set[str]:
+    """Return the instruction sets, as x86 or ARM names them."""
+    return set((fields.get("flags") or fields.get("Features", "")).split())
+
+
+@cache
+def cpu_description() -> str:
+    """Model and its numbers, instruction sets, usable cores and OpenMP setting of this CPU."""
+    fields = _fields()
     model = fields.get("model name") or platform.processor() or platform.machine()
     numbers = " ".join(f"{name} {fields[key]}" for key, name in _NUMBERS.items() if key in fields)
-    flags = set((fields.get("flags") or fields.get("Features", "")).split())
+    flags = _flags(fields)
     isa = " ".join(name for name in _ISA if name in flags) or platform.machine()
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     threads = os.environ.get("OMP_NUM_THREADS", "server default")

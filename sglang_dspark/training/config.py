@@ -7,6 +7,7 @@ from operator import or_
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+import torch
 from pydantic import (
     Discriminator,
     Field,
@@ -17,6 +18,7 @@ from pydantic import (
 )
 
 from sglang_dspark.common.files import load_yaml, reading, wrong_fields
+from sglang_dspark.common.machine import has_bfloat16_products
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.families.dspark import FAMILY as DSPARK
 from sglang_dspark.families.learning.objective import ObjectiveConfig
@@ -49,7 +51,7 @@ class DataConfig(FrozenModel):
     max_tokens: int = Field(1024, ge=16, description="of a conversation of several turns")
     rows: int = Field(96, ge=1, description="requests in flight")
     half_products: bool = Field(
-        False, description="bfloat16 products; CPUs with AVX512-BF16 or AMX"
+        False, description="bfloat16 products; ignored on CPUs without AVX512-BF16 and AMX"
     )
     threads: int = Field(
         2, ge=1, description="compute threads; on a CPU, processes of one thread answer"
@@ -154,3 +156,26 @@ def load_config(path: Path) -> RunConfig:
             return RunConfig.model_validate(load_yaml(path))
         except ValidationError as error:
             raise DSparkError(f"{path}: {wrong_fields(error, RunConfig)}") from None
+
+
+SLOW_HALVES = (
+    "half_products is ignored: this CPU has neither AVX512-BF16 nor AMX, and emulated bfloat16 "
+    "products take tens of times as long as float32"
+)
+
+
+def without_slow_halves(cfg: RunConfig) -> RunConfig:
+    """Return the config without `half_products` where neither a GPU nor this CPU has them.
+
+    The same object if nothing changes; callers say `SLOW_HALVES` if not.
+    """
+    asked = cfg.data.half_products or cfg.schedule.half_products
+    if not asked or torch.cuda.is_available() or has_bfloat16_products():
+        return cfg
+    whole = {"half_products": False}
+    return cfg.model_copy(
+        update={
+            "data": cfg.data.model_copy(update=whole),
+            "schedule": cfg.schedule.model_copy(update=whole),
+        }
+    )

@@ -106,3 +106,16 @@ def test_only_this_cpu_gets_a_speed() -> None:
     assert machine.with_speed(ours) == f"{ours}; one thread: {machine.speed()}"
     assert machine.without_speed(machine.with_speed(ours)) == ours
     assert machine.with_speed("NVIDIA H100") == machine.without_speed("NVIDIA H100")
+
+
+@pytest.mark.parametrize(
+    ("cpuinfo", "has"),
+    [(X86, True), (X86.replace(" avx512_bf16", ""), False), (ARM, True),
+     (X86.replace("avx512_bf16", "amx_bf16"), True), (ARM.replace(" bf16", ""), False), ("", True)],
+)  # fmt: skip
+def test_bfloat16_products_are_those_of_the_instruction_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cpuinfo: str, has: bool
+) -> None:
+    (tmp_path / "cpuinfo").write_text(cpuinfo)
+    monkeypatch.setattr(machine, "_CPUINFO", tmp_path / "cpuinfo")
+    assert machine.has_bfloat16_products() is has

@@ -11,18 +11,20 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
+from sglang_dspark.cli import train
 from sglang_dspark.drafter import load_drafter
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.evaluation.target import TargetModel
 from sglang_dspark.families.learning.objective import ObjectiveConfig
 from sglang_dspark.models.identity import target_sha256
-from sglang_dspark.training.config import load_config
+from sglang_dspark.training.config import load_config, without_slow_halves
 from sglang_dspark.training.distributed import gathered
 from sglang_dspark.training.journal import Journal
 from sglang_dspark.training.setup import prepare
 from sglang_dspark.training.states import ComputedStates
 from tests.training.conftest import generate, room_for
 from tests.training.test_data import _data
+from tools import answers
 
 
 def _in(config, path, **schedule):
@@ -383,3 +385,32 @@ def test_bad_configs_name_the_field(tmp_path, text, message):
     (tmp_path / "c.yaml").write_text(text)
     with pytest.raises(DSparkError, match=message):
         load_config(tmp_path / "c.yaml")
+
+
+@pytest.mark.parametrize(("gpu", "has"), [(False, False), (False, True), (True, False)])
+def test_emulated_halves_are_left_out(tmp_path, monkeypatch, gpu, has):
+    """Where neither a GPU nor the CPU multiplies bfloat16; a config without them stays itself."""
+    monkeypatch.setattr("sglang_dspark.training.config.has_bfloat16_products", lambda: has)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
+    (tmp_path / "c.yaml").write_text(
+        "run_dir: x\ndata: {target: t, store: s, half_products: true}\n"
+        "drafter: {target_layer_ids: [1], mask_token_id: 3}\nschedule: {half_products: true}"
+    )
+    asked = load_config(tmp_path / "c.yaml")
+    used = without_slow_halves(asked)
+    stay = gpu or has
+    assert (used is asked) is stay
+    assert used.data.half_products is used.schedule.half_products is stay
+    assert without_slow_halves(used) is used
+
+
+@pytest.mark.parametrize("load", [answers.open_config, train._load])
+def test_one_line_says_that_halves_are_left_out(tmp_path, monkeypatch, capsys, load):
+    monkeypatch.setattr("sglang_dspark.training.config.has_bfloat16_products", lambda: False)
+    head = "run_dir: x\ndata: {target: t, store: s, half_products: "
+    tail = "}\ndrafter: {target_layer_ids: [1], mask_token_id: 3}"
+    for asked, said in (("true", 1), ("false", 0)):
+        (tmp_path / "c.yaml").write_text(head + asked + tail)
+        with pytest.raises(DSparkError, match="no model at t"):
+            load(tmp_path / "c.yaml")
+        assert capsys.readouterr().err.count("c.yaml: half_products is ignored: this CPU") == said
