@@ -18,20 +18,18 @@ from __future__ import annotations
 
 import inspect
 import pkgutil
-import re
 import types
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from sglang_dspark.errors import DSparkError
-from sglang_dspark.patches.seam import Seam
+from sglang_dspark.patches.seam import Seam, bare_repr, bare_signature
 from sglang_dspark.serving import upstream
 from sglang_dspark.serving.startup import WHAT_TO_DO
 
 State = Literal["installed", "inert", "mismatch", "pending"]
 
-_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 _installed: list[Seam] = []
 
 
@@ -47,25 +45,6 @@ class SeamCheck:
     expected: str
     found: str
     place: str
-
-
-def bare_signature(target: Any) -> str:
-    """Return `str(inspect.signature(target))` without annotations and object addresses.
-
-    Follows `__wrapped__`, so a target that another plugin hooked still shows its own signature.
-    Raises TypeError or ValueError when `target` has none.
-    """
-    signature = inspect.signature(target)
-    parameters = [
-        p.replace(annotation=inspect.Parameter.empty) for p in signature.parameters.values()
-    ]
-    bare = signature.replace(parameters=parameters, return_annotation=inspect.Signature.empty)
-    return _ADDRESS.sub("", str(bare))
-
-
-def bare_repr(value: Any) -> str:
-    """Return `repr(value)` without object addresses."""
-    return _ADDRESS.sub("", repr(value))
 
 
 def check_seam(seam: Seam) -> SeamCheck:

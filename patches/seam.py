@@ -1,13 +1,18 @@
-"""Describe one patch of SGLang: its target, the expected signature there, and the reason."""
+"""Describe the patches of SGLang: their targets, the expected signatures there, and the reasons."""
 
 from __future__ import annotations
 
+import inspect
+import re
 from dataclasses import dataclass
-from typing import Any, Literal
+from functools import partialmethod
+from typing import Any, Literal, Protocol, TypeVar
 
 Kind = Literal["before", "after", "around", "replace", "set", "subclass"]
+Hook = TypeVar("Hook")
 # Base of a `subclass` hook. SGLang's class takes its place when the hook is installed.
 Upstream: Any = object
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 
 @dataclass(frozen=True)
@@ -22,8 +27,7 @@ class Seam:
     hook: the callable or value put there, in the calling convention of `kind`. For `subclass` a
         class with upstream's methods: their own signatures state what upstream's have to be, and
         `super()` calls upstream's. A flag overrides its opposite; annotated attributes are new.
-    signature: `str(inspect.signature(target))` with annotations removed, in the supported version;
-        None only for `set` and `subclass`.
+    signature: `bare_signature(target)` in the supported version; None for `set` and `subclass`.
     expected_repr: `repr(target)` without addresses, for `set`.
     why: one sentence on what breaks or is missing without it.
     device: `cpu` seams are installed only where our CPU platform is active, `cuda` seams only where
@@ -44,3 +48,61 @@ class Seam:
     device: Literal["any", "cpu", "cuda"] = "any"
     issue: str = ""
     drop_when: str = ""
+
+
+class Put(Protocol):
+    """A decorator that puts a hook in and returns it."""
+
+    def __call__(self, hook: Hook) -> Hook: ...
+
+
+class Seams(list[Seam]):
+    """The seams of a module, in order; a decorator for each kind puts a hook in.
+
+    `@SEAMS.after("name", "path.of.target", why="...")`, with further fields of `Seam` by name. The
+    signature is the hook's own without `original` or `result`, unless it is given.
+    """
+
+    def __init__(self, **shared: Any) -> None:
+        """shared: fields that all seams of the module have."""
+        self._shared = shared
+
+    def _put(self, kind: Kind, name: str, target: str, **own: Any) -> Put:
+        def put(hook: Hook) -> Hook:
+            stated = {**self._shared, **own}
+            if kind not in ("set", "subclass"):
+                skipped = int(kind in ("after", "around"))
+                stated.setdefault("signature", bare_signature(hook, skipped))
+            self.append(Seam(name, target, kind, hook, **stated))
+            return hook
+
+        return put
+
+    before = partialmethod[Put](_put, "before")
+    after = partialmethod[Put](_put, "after")
+    around = partialmethod[Put](_put, "around")
+    replace = partialmethod[Put](_put, "replace")
+    set = partialmethod[Put](_put, "set")
+    subclass = partialmethod[Put](_put, "subclass")
+
+
+def bare_signature(target: Any, skipped: int = 0) -> str:
+    """Return `str(inspect.signature(target))` without annotations and object addresses.
+
+    Follows `__wrapped__`, so a target that another plugin hooked still shows its own signature.
+    skipped: parameters to leave out, from the first on. Raises TypeError or ValueError when
+    `target` has none.
+    """
+    signature = inspect.signature(target)
+    parameters = [
+        p.replace(annotation=inspect.Parameter.empty) for p in signature.parameters.values()
+    ]
+    bare = signature.replace(
+        parameters=parameters[skipped:], return_annotation=inspect.Signature.empty
+    )
+    return _ADDRESS.sub("", str(bare))
+
+
+def bare_repr(value: Any) -> str:
+    """Return `repr(value)` without object addresses."""
+    return _ADDRESS.sub("", repr(value))

@@ -15,9 +15,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from sglang_dspark.patches.seam import Seam
+from sglang_dspark.patches.seam import Seams
 from sglang_dspark.schedule import rehearsal
 from sglang_dspark.serving import upstream
+
+SEAMS = Seams(device="cpu")
 
 
 class _AsAccelerator:
@@ -34,6 +36,11 @@ class _AsAccelerator:
         return getattr(self._view, name)
 
 
+@SEAMS.around(
+    "cpu-dspark-device",
+    "sglang.srt.arg_groups.speculative_hook._handle_dspark",
+    why="upstream rejects DSPARK by the device's name",
+)
 def handle_dspark(original: Callable[[Any], None], server_args: Any) -> None:
     """AROUND hook of `_handle_dspark`: give it a view of the arguments with another device."""
     resolving_view = upstream.speculative_hook.resolving_view
@@ -56,27 +63,10 @@ def _fill_slots_at_once(server_args: Any) -> None:
         upstream.declare_resolution(server_args, "sglang-dspark", min_free_slots_delay=1)
 
 
+@SEAMS.replace(
+    "cpu-spec-overlap",
+    "sglang.srt.arg_groups.speculative_hook._disable_overlap_schedule_for_cpu",
+    why="upstream turns the overlap schedule off for EAGLE and NGRAM on a CPU",
+)
 def keep_overlap(server_args: Any) -> None:
     """REPLACE hook: keep the overlap schedule, as our operators follow the relay's order."""
-
-
-SEAMS = (
-    Seam(
-        name="cpu-dspark-device",
-        target="sglang.srt.arg_groups.speculative_hook._handle_dspark",
-        kind="around",
-        hook=handle_dspark,
-        signature="(server_args)",
-        why="upstream rejects DSPARK by the device's name",
-        device="cpu",
-    ),
-    Seam(
-        name="cpu-spec-overlap",
-        target="sglang.srt.arg_groups.speculative_hook._disable_overlap_schedule_for_cpu",
-        kind="replace",
-        hook=keep_overlap,
-        signature="(server_args)",
-        why="upstream turns the overlap schedule off for EAGLE and NGRAM on a CPU",
-        device="cpu",
-    ),
-)

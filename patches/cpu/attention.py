@@ -11,14 +11,27 @@ from typing import Any
 
 from sglang_dspark.backends.cpu import attention_registry
 from sglang_dspark.backends.cpu.attention_registry import ATTENTION_BACKEND
-from sglang_dspark.patches.seam import Seam
+from sglang_dspark.patches.seam import Seams
+
+SEAMS = Seams(device="cpu")
 
 
+@SEAMS.before(
+    "cpu-attention-choice",
+    "sglang.srt.server_args.ServerArgs.add_cli_args",
+    signature="(parser)",
+    why="a backend's name must be registered before the command line is parsed",
+)
 def offer_backend(*args: Any, **kwargs: Any) -> None:
     """Register the name: BEFORE hook of `ServerArgs.add_cli_args`."""
     attention_registry.register_attention()
 
 
+@SEAMS.around(
+    "cpu-draft-attention",
+    "sglang.srt.speculative.draft_utils.DraftBackendFactory._create_backend",
+    why="EAGLE's draft attention backends come from a closed table of names",
+)
 def create_draft_backend(
     original: Callable[..., Any],
     self: Any,
@@ -41,25 +54,3 @@ def create_draft_backend(
 
     table = {**backend_map, ATTENTION_BACKEND: stepwise if stamps_children else single}
     return original(self, backend_name, table, error_template, stamps_children)
-
-
-SEAMS = (
-    Seam(
-        name="cpu-attention-choice",
-        target="sglang.srt.server_args.ServerArgs.add_cli_args",
-        kind="before",
-        hook=offer_backend,
-        signature="(parser)",
-        why="a backend's name must be registered before the command line is parsed",
-        device="cpu",
-    ),
-    Seam(
-        name="cpu-draft-attention",
-        target="sglang.srt.speculative.draft_utils.DraftBackendFactory._create_backend",
-        kind="around",
-        hook=create_draft_backend,
-        signature="(self, backend_name, backend_map, error_template, stamps_children=False)",
-        why="EAGLE's draft attention backends come from a closed table of names",
-        device="cpu",
-    ),
-)

@@ -13,9 +13,16 @@ from typing import Any
 
 from torch import Tensor
 
-from sglang_dspark.patches.seam import Seam
+from sglang_dspark.patches.seam import Seams
+
+SEAMS = Seams(device="cpu")
 
 
+@SEAMS.replace(
+    "cpu-gather-spec-extras",
+    "sglang.srt.managers.overlap_utils.gather_spec_extras",
+    why="upstream gathers the relay's buffers with a Triton kernel",
+)
 def gather_spec_extras(
     indices: Tensor,
     topk_p_buf: Tensor,
@@ -28,6 +35,11 @@ def gather_spec_extras(
     return topk_p_buf[indices], topk_index_buf[indices], output_tokens_buf[indices], hidden
 
 
+@SEAMS.replace(
+    "cpu-row-argmax",
+    "sglang.srt.speculative.spec_utils.row_argmax",
+    why="upstream's argmax over the vocabulary is a Triton kernel",
+)
 def row_argmax(x: Tensor) -> Tensor:
     """Return the argmax of each row; the lowest index wins a tie, as in the Triton operator."""
     return x.argmax(dim=-1)
@@ -36,12 +48,23 @@ def row_argmax(x: Tensor) -> Tensor:
 _record_stream = Tensor.record_stream
 
 
+@SEAMS.set(
+    "cpu-record-stream",
+    "torch.Tensor.record_stream",
+    expected_repr="<method 'record_stream' of 'torch._C.TensorBase' objects>",
+    why="DSPARK and DFLASH call it on CPU tensors, where torch raises",
+)
 def record_stream(self: Tensor, stream: Any) -> None:
     """Record the stream, except on CPU tensors, which have no streams."""
     if self.device.type != "cpu":
         _record_stream(self, stream)
 
 
+@SEAMS.after(
+    "cpu-embedding-dtype",
+    "sglang.srt.model_executor.model_runner.ModelRunner._extend_forward_kwargs",
+    why="upstream casts input embeddings to bfloat16, also where the model's dtype is float32",
+)
 def keep_embedding_dtype(
     result: dict[str, Any], self: Any, forward_batch: Any, pp_proxy_tensors: Any
 ) -> dict[str, Any]:
@@ -52,43 +75,3 @@ def keep_embedding_dtype(
     if "input_embeds" in result and forward_batch.replace_embeds is None:
         result["input_embeds"] = forward_batch.input_embeds.to(self.dtype)
     return result
-
-
-SEAMS = (
-    Seam(
-        name="cpu-gather-spec-extras",
-        target="sglang.srt.managers.overlap_utils.gather_spec_extras",
-        kind="replace",
-        hook=gather_spec_extras,
-        signature="(indices, topk_p_buf, topk_index_buf, output_tokens_buf, hidden_states_buf)",
-        why="upstream gathers the relay's buffers with a Triton kernel",
-        device="cpu",
-    ),
-    Seam(
-        name="cpu-row-argmax",
-        target="sglang.srt.speculative.spec_utils.row_argmax",
-        kind="replace",
-        hook=row_argmax,
-        signature="(x)",
-        why="upstream's argmax over the vocabulary is a Triton kernel",
-        device="cpu",
-    ),
-    Seam(
-        name="cpu-record-stream",
-        target="torch.Tensor.record_stream",
-        kind="set",
-        hook=record_stream,
-        expected_repr="<method 'record_stream' of 'torch._C.TensorBase' objects>",
-        why="DSPARK and DFLASH call it on CPU tensors, where torch raises",
-        device="cpu",
-    ),
-    Seam(
-        name="cpu-embedding-dtype",
-        target="sglang.srt.model_executor.model_runner.ModelRunner._extend_forward_kwargs",
-        kind="after",
-        hook=keep_embedding_dtype,
-        signature="(self, forward_batch, pp_proxy_tensors)",
-        why="upstream casts input embeddings to bfloat16, also where the model's dtype is float32",
-        device="cpu",
-    ),
-)

@@ -12,10 +12,19 @@ from functools import partial
 from typing import Any
 
 from sglang_dspark.patches.cpu.mtp import forward_model
-from sglang_dspark.patches.seam import Seam
+from sglang_dspark.patches.seam import Seams
 from sglang_dspark.serving import upstream
 
+SEAMS = Seams(device="cpu")
 
+
+@SEAMS.after(
+    "cpu-model",
+    "sglang.srt.model_executor.model_runner.ModelRunner.load_model",
+    signature="(self)",
+    why="a step reads every weight, and SGLang's Python around a small layer's kernels costs "
+    "as much as their arithmetic",
+)
 def prepare_model(result: Any, runner: Any, *, fast: bool = True) -> Any:
     """AFTER hook of `load_model`: pack the weights and use our operators.
 
@@ -62,17 +71,3 @@ def _use_fast_paths(model: Any) -> None:
         weight_methods.adopt_plain_layers(model)
         write = type(model).write_target_hidden_kv
         model.write_target_hidden_kv = partial(context_kv.write_target_hidden_kv, write, model)
-
-
-SEAMS = (
-    Seam(
-        name="cpu-model",
-        target="sglang.srt.model_executor.model_runner.ModelRunner.load_model",
-        kind="after",
-        hook=prepare_model,
-        signature="(self)",
-        why="a step reads every weight, and SGLang's Python around a small layer's kernels costs "
-        "as much as their arithmetic",
-        device="cpu",
-    ),
-)

@@ -9,7 +9,7 @@ CPU. A pass that is not a plain greedy chain runs upstream's code.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -17,16 +17,11 @@ from torch import Tensor
 
 from sglang_dspark.backends.cpu.fast_paths import log_off
 from sglang_dspark.backends.cpu.layers.layer_stack import stack_of_model, step_for
-from sglang_dspark.patches.seam import Seam
+from sglang_dspark.patches.seam import Seams
 from sglang_dspark.serving import upstream
 
-
-@dataclass(frozen=True)
-class _Window:
-    """The fields of a pass that `layer_stack.step_of` reads."""
-
-    out_cache_loc: Tensor
-    forward_mode: Any
+_WORKER = "sglang.srt.speculative.eagle_worker_v2.EagleDraftWorker"
+SEAMS = Seams(device="cpu")
 
 
 def forward_model(
@@ -41,7 +36,7 @@ def forward_model(
     """AROUND hook of the draft's `LlamaModel.forward`: compute tokens [n] -> hidden [n, d]."""
     from sglang_dspark.backends.cpu.layers import layer_spec, layer_stack
 
-    stack = stack_of_model(model, layer_spec.eagle_layer_of, None)
+    stack = stack_of_model(model, layer_spec.eagle_layer_of)
     if stack is not None:
         if input_embeds is None:
             input_embeds = model.embed_tokens(input_ids)
@@ -52,6 +47,12 @@ def forward_model(
     return original(model, input_ids, positions, forward_batch, input_embeds, pp_proxy_tensors)
 
 
+@SEAMS.around(
+    "cpu-mtp-draft",
+    f"{_WORKER}.draft",
+    signature="(self, batch, *, with_topology=False)",
+    why="upstream prepares a pass of the draft that a single step does not make",
+)
 def draft_one(
     original: Callable[..., Any], worker: Any, batch: Any, *, with_topology: bool = False
 ) -> Any:
@@ -81,6 +82,13 @@ def draft_one(
     )
 
 
+@SEAMS.around(
+    "cpu-eagle-accept",
+    "sglang.srt.speculative.eagle_utils.eagle_sample",
+    signature="(verify_input, batch, logits_output, grammar_mask=None, "
+    "uno_target_max_top_k=None, *, watermark_state=None, watermark_full_mask=True)",
+    why="upstream ignores the temperature on a CPU, and walks a tree with thirty torch calls",
+)
 def accept_drafts(
     original: Callable[..., Any],
     verify_input: Any,
@@ -138,6 +146,12 @@ def _of_rank_0(outcome: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     return outcome
 
 
+@SEAMS.around(
+    "cpu-mtp-extend",
+    f"{_WORKER}._draft_extend_for_decode",
+    signature="(self, batch, batch_result, *, kv_loc_plan=None)",
+    why="upstream plans the target's pass again and takes rejected rows through the LM head",
+)
 def extend_verified(
     original: Callable[..., None],
     worker: Any,
@@ -191,13 +205,13 @@ def _window_states(worker: Any, batch: Any, result: Any) -> Tensor | None:
     ):
         return None
     model, mode = runner.model.model, batch.forward_mode
-    stack = stack_of_model(model, layer_spec.eagle_layer_of, None)
+    stack = stack_of_model(model, layer_spec.eagle_layer_of)
     if stack is None or result.logits_output.hidden_states is None:
         return None
     tokens = model.embed_tokens(result.next_token_ids.to(torch.int64))
     hidden = _entered(model, tokens, result.logits_output.hidden_states)
     ours.plan = theirs.plan
-    pass_ = _Window(batch.out_cache_loc, mode)
+    pass_ = SimpleNamespace(out_cache_loc=batch.out_cache_loc, forward_mode=mode)
     step = layer_stack.step_of(stack, ours, window.positions, hidden, pass_)
     return None if step is None else layer_stack.run(stack, step, hidden)[0]
 
@@ -253,37 +267,3 @@ def _plain_head(processor: Any) -> bool:
         and not processor.do_tensor_parallel_all_gather
         and not processor.do_tensor_parallel_all_gather_dp_attn
     )
-
-
-_WORKER = "sglang.srt.speculative.eagle_worker_v2.EagleDraftWorker"
-
-SEAMS = (
-    Seam(
-        name="cpu-mtp-draft",
-        target=f"{_WORKER}.draft",
-        kind="around",
-        hook=draft_one,
-        signature="(self, batch, *, with_topology=False)",
-        why="upstream prepares a pass of the draft that a single step does not make",
-        device="cpu",
-    ),
-    Seam(
-        name="cpu-eagle-accept",
-        target="sglang.srt.speculative.eagle_utils.eagle_sample",
-        kind="around",
-        hook=accept_drafts,
-        signature="(verify_input, batch, logits_output, grammar_mask=None, "
-        "uno_target_max_top_k=None, *, watermark_state=None, watermark_full_mask=True)",
-        why="upstream ignores the temperature on a CPU, and walks a tree with thirty torch calls",
-        device="cpu",
-    ),
-    Seam(
-        name="cpu-mtp-extend",
-        target=f"{_WORKER}._draft_extend_for_decode",
-        kind="around",
-        hook=extend_verified,
-        signature="(self, batch, batch_result, *, kv_loc_plan=None)",
-        why="upstream plans the target's pass again and takes rejected rows through the LM head",
-        device="cpu",
-    ),
-)

@@ -13,14 +13,20 @@ import os
 from typing import Any
 
 from sglang_dspark.backends.cpu import rank_resources, threads
-from sglang_dspark.patches.seam import Seam
+from sglang_dspark.patches.seam import Seams
 
+SEAMS = Seams(device="cpu")
 logger = logging.getLogger(__name__)
 
 SHARE = 0.25  # of the memory free at the start, for the pools of all ranks that share it
 SIZES = ("max_total_tokens", "mem_fraction_static")
 
 
+@SEAMS.after(
+    "cpu-pool-default",
+    "sglang.srt.mem_cache.kv_cache_configurator.KVCacheConfigurator._profile_available_bytes",
+    why="upstream takes nearly all free memory of the machine for the KV pool",
+)
 def limit_pool(result: int, self: Any, pre_model_load_memory: float) -> int:
     """AFTER hook of `_profile_available_bytes`: return the bytes for the pools of a rank.
 
@@ -41,19 +47,3 @@ def limit_pool(result: int, self: Any, pre_model_load_memory: float) -> int:
         pre_model_load_memory,
     )
     return most
-
-
-SEAMS = (
-    Seam(
-        name="cpu-pool-default",
-        target=(
-            "sglang.srt.mem_cache.kv_cache_configurator.KVCacheConfigurator"
-            "._profile_available_bytes"
-        ),
-        kind="after",
-        hook=limit_pool,
-        signature="(self, pre_model_load_memory)",
-        why="upstream takes nearly all free memory of the machine for the KV pool",
-        device="cpu",
-    ),
-)

@@ -18,11 +18,17 @@ from typing import Any
 
 from threadpoolctl import threadpool_info
 
-from sglang_dspark.patches.seam import Seam
+from sglang_dspark.patches.seam import Seams
 
+SEAMS = Seams(device="cpu")
 logger = logging.getLogger(__name__)
 
 
+@SEAMS.after(
+    "cpu-fork",
+    "sglang.srt.entrypoints.engine._set_envs_and_config",
+    why="upstream spawns: every process imports SGLang for 8 s, and keeps a copy of it",
+)
 def fork_if_safe(result: None, server_args: Any) -> None:
     """AFTER hook of `_set_envs_and_config`: start processes by `fork`, or log why not."""
     reason = why_not()
@@ -44,16 +50,3 @@ def why_not() -> str | None:
 def _threads() -> int:
     """Count the threads of this process, native ones too."""
     return len(os.listdir("/proc/self/task"))
-
-
-SEAMS = (
-    Seam(
-        name="cpu-fork",
-        target="sglang.srt.entrypoints.engine._set_envs_and_config",
-        kind="after",
-        hook=fork_if_safe,
-        signature="(server_args)",
-        why="upstream spawns: every process imports SGLang for 8 s, and keeps a copy of it",
-        device="cpu",
-    ),
-)

@@ -19,9 +19,10 @@ from torch import Tensor
 
 from sglang_dspark.backends.cpu import seeded_ops
 from sglang_dspark.backends.cpu.accept import replace_nan_rows
-from sglang_dspark.patches.seam import Seam
+from sglang_dspark.patches.seam import Seams
 from sglang_dspark.verify.sampling import truncate
 
+SEAMS = Seams(device="cpu")
 UNSEEDED = -(2**63)  # as a request's own seed it means none
 
 
@@ -31,6 +32,12 @@ def batch_seeds(reqs: Sequence[Any]) -> Tensor:
     return torch.tensor([UNSEEDED if seed is None else seed for seed in seeds], dtype=torch.int64)
 
 
+@SEAMS.after(
+    "cpu-seeds",
+    "sglang.srt.sampling.sampling_batch_info.SamplingBatchInfo.from_schedule_batch",
+    signature="(batch, vocab_size)",
+    why="upstream drops a request's seed unless inference is deterministic, which no CPU has",
+)
 def keep_seeds(result: Any, cls: type, batch: Any, vocab_size: int) -> Any:
     """AFTER hook of `from_schedule_batch`: put the requests' seeds into the batch."""
     algorithm = batch.spec_algorithm
@@ -39,6 +46,13 @@ def keep_seeds(result: Any, cls: type, batch: Any, vocab_size: int) -> Any:
     return result
 
 
+@SEAMS.around(
+    "cpu-seeded-sampling",
+    "sglang.srt.layers.sampler.Sampler._sample_from_probs",
+    signature="(self, probs, sampling_info, positions, simple_sampling_case)",
+    why="upstream's seeded draw needs an operator that stock wheels lack on a CPU, and rows "
+    "of NaN end its sampler",
+)
 def sample(
     original: Callable[..., tuple[Tensor, Any]],
     sampler: Any,
@@ -67,26 +81,3 @@ def sample(
     if capture is not None:
         capture = capture._replace(selected_weight=None)  # computed again from the tokens
     return tokens, capture
-
-
-SEAMS = (
-    Seam(
-        name="cpu-seeds",
-        target="sglang.srt.sampling.sampling_batch_info.SamplingBatchInfo.from_schedule_batch",
-        kind="after",
-        hook=keep_seeds,
-        signature="(batch, vocab_size)",
-        why="upstream drops a request's seed unless inference is deterministic, which no CPU has",
-        device="cpu",
-    ),
-    Seam(
-        name="cpu-seeded-sampling",
-        target="sglang.srt.layers.sampler.Sampler._sample_from_probs",
-        kind="around",
-        hook=sample,
-        signature="(self, probs, sampling_info, positions, simple_sampling_case)",
-        why="upstream's seeded draw needs an operator that stock wheels lack on a CPU, and rows "
-        "of NaN end its sampler",
-        device="cpu",
-    ),
-)

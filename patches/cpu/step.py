@@ -7,24 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from sglang_dspark.patches.seam import Seam
+from sglang_dspark.patches.seam import Seams
+
+SEAMS = Seams(device="cpu")
 
 
+@SEAMS.around(
+    "cpu-step-relay",
+    "sglang.srt.managers.overlap_utils.decide_needs_confidence_relay",
+    why="upstream would copy confidences in every step, which our planner does not read",
+)
 def needs_confidence_relay(original: Callable[[], bool]) -> bool:
     """AROUND hook: disable upstream's relay, as our planner has one, tagged with generations."""
     from sglang_dspark.serving import mode
 
     return original() and not mode.choice().ours
-
-
-SEAMS = (
-    Seam(
-        name="cpu-step-relay",
-        target="sglang.srt.managers.overlap_utils.decide_needs_confidence_relay",
-        kind="around",
-        hook=needs_confidence_relay,
-        signature="()",
-        why="upstream would copy confidences in every step, which our planner does not read",
-        device="cpu",
-    ),
-)

@@ -22,12 +22,18 @@ import torch
 from sglang_dspark.backends import drafter_check
 from sglang_dspark.backends.cuda import features
 from sglang_dspark.errors import DSparkError
-from sglang_dspark.patches.seam import Seam
+from sglang_dspark.patches.seam import Seams
 from sglang_dspark.serving import mode, upstream
 
+SEAMS = Seams(device="cuda")
 logger = logging.getLogger(__name__)
 
 
+@SEAMS.around(
+    "cuda-default-attention",
+    "sglang.srt.arg_groups.model_override_base.get_default_attn_backend",
+    why="upstream's default for DSPARK off Hopper is flashinfer, which has no ragged windows",
+)
 def choose_backend(
     original: Callable[[Any, bool, Any], str],
     server_args: Any,
@@ -71,16 +77,3 @@ def _scheduled_backend(record: Any, sglangs: str, *, asymmetric: bool) -> str | 
     except DSparkError:
         return None  # `check_drafter` stops the server over it, with the same words
     return backend if why is None else None
-
-
-SEAMS = (
-    Seam(
-        name="cuda-default-attention",
-        target="sglang.srt.arg_groups.model_override_base.get_default_attn_backend",
-        kind="around",
-        hook=choose_backend,
-        signature="(server_args, use_mla_backend, model_config)",
-        why="upstream's default for DSPARK off Hopper is flashinfer, which has no ragged windows",
-        device="cuda",
-    ),
-)

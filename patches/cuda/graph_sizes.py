@@ -12,12 +12,18 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from sglang_dspark.patches.seam import Seam
+from sglang_dspark.patches.seam import Seams
 from sglang_dspark.serving import upstream
 
+SEAMS = Seams(device="cuda")
 logger = logging.getLogger(__name__)
 
 
+@SEAMS.after(
+    "cuda-graph-sizes",
+    "sglang.srt.arg_groups.speculative_hook._handle_dspark",
+    why="upstream allocates logits for graphs of 256 requests that a server of 48 never runs",
+)
 def trim_decode_sizes(result: None, server_args: Any) -> None:
     """AFTER hook of `_handle_dspark`: trim the sizes, unless the user named them."""
     args = upstream.resolving_view(server_args)
@@ -42,16 +48,3 @@ def trim_decode_sizes(result: None, server_args: Any) -> None:
             args.cuda_graph_config, decode_phase, bs=sizes, max_bs=running
         ),
     )
-
-
-SEAMS = (
-    Seam(
-        name="cuda-graph-sizes",
-        target="sglang.srt.arg_groups.speculative_hook._handle_dspark",
-        kind="after",
-        hook=trim_decode_sizes,
-        signature="(server_args)",
-        why="upstream allocates logits for graphs of 256 requests that a server of 48 never runs",
-        device="cuda",
-    ),
-)

@@ -13,10 +13,18 @@ from typing import Any
 
 from torch import Tensor
 
-from sglang_dspark.patches.seam import Seam
+from sglang_dspark.patches.seam import Seams
 from sglang_dspark.step import seeds
 
+SEAMS = Seams(device="cuda")
 
+
+@SEAMS.around(
+    "cuda-seeded-first-token",
+    "sglang.srt.layers.sampler.Sampler._sample_from_probs",
+    signature="(self, probs, sampling_info, positions, simple_sampling_case)",
+    why="upstream draws a request's first token without its seed",
+)
 def sample(
     original: Callable[..., tuple[Tensor, Any]],
     sampler: Any,
@@ -33,6 +41,13 @@ def sample(
     return drawn, capture
 
 
+@SEAMS.around(
+    "cuda-seeded-draft",
+    "sglang.srt.speculative.dspark_components.dspark_draft.sample_draft_block",
+    signature="(*, base_logits, anchor_tokens, draft_hidden, sampling_info, markov_head, noise, "
+    "device, tp_sync, greedy_draft)",
+    why="drafts drawn without the seed are seldom what the seed chooses",
+)
 def sample_draft_block(original: Callable[..., Any], **block: Any) -> Any:
     """AROUND hook: draw the drafts of a step in which a request has a seed."""
     drawn = seeds.draft_seeds(block["sampling_info"])
@@ -40,28 +55,3 @@ def sample_draft_block(original: Callable[..., Any], **block: Any) -> Any:
         return original(**block)
     del block["greedy_draft"]
     return seeds.draft_block(drawn, **block)
-
-
-SEAMS = (
-    Seam(
-        name="cuda-seeded-first-token",
-        target="sglang.srt.layers.sampler.Sampler._sample_from_probs",
-        kind="around",
-        hook=sample,
-        signature="(self, probs, sampling_info, positions, simple_sampling_case)",
-        why="upstream draws a request's first token without its seed",
-        device="cuda",
-    ),
-    Seam(
-        name="cuda-seeded-draft",
-        target="sglang.srt.speculative.dspark_components.dspark_draft.sample_draft_block",
-        kind="around",
-        hook=sample_draft_block,
-        signature=(
-            "(*, base_logits, anchor_tokens, draft_hidden, sampling_info, markov_head, noise, "
-            "device, tp_sync, greedy_draft)"
-        ),
-        why="drafts drawn without the seed are seldom what the seed chooses",
-        device="cuda",
-    ),
-)

@@ -26,12 +26,19 @@ from torch import Tensor
 
 from sglang_dspark.kernels.window_attention import attend_triton
 from sglang_dspark.kernels.window_inputs import Context, Rule, Windows, why_not
-from sglang_dspark.patches.seam import Seam, Upstream
+from sglang_dspark.patches.seam import Seams, Upstream
 from sglang_dspark.serving.config import current_config
 
+SEAMS = Seams(device="cuda")
 logger = logging.getLogger(__name__)
 
 
+@SEAMS.subclass(
+    "cuda-triton-windows",
+    "sglang.srt.layers.attention.triton_backend.TritonAttnBackend",
+    why="the backend ignores the layout: a compact pass aborts at four users; and its kernel "
+    "reads the keys of a window once a query head, in tiles for prefills",
+)
 class TritonAttention(Upstream):
     """Upstream's backend, with verify windows of different lengths."""
 
@@ -117,16 +124,3 @@ def _unsupported(xai_temperature_len: int, score_mod: Any) -> str | None:
 def _report(why: str) -> None:
     """Log once that SGLang's kernel attends."""
     logger.info("sglang-dspark: verify windows are read by SGLang's extend kernel: %s", why)
-
-
-SEAMS = (
-    Seam(
-        name="cuda-triton-windows",
-        target="sglang.srt.layers.attention.triton_backend.TritonAttnBackend",
-        kind="subclass",
-        hook=TritonAttention,
-        why="the backend ignores the layout: a compact pass aborts at four users; and its kernel "
-        "reads the keys of a window once a query head, in tiles for prefills",
-        device="cuda",
-    ),
-)

@@ -14,9 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from sglang_dspark.errors import DSparkError
-from sglang_dspark.patches.seam import Seam
+from sglang_dspark.patches.seam import Seams
 from sglang_dspark.serving import startup
 from sglang_dspark.serving.config import CONFIG_VARIABLE, use_config_file
+
+SEAMS = Seams()
 
 
 class _ReadConfig(argparse.Action):
@@ -36,6 +38,11 @@ class _ReadConfig(argparse.Action):
         setattr(namespace, self.dest, values)
 
 
+@SEAMS.after(
+    "config-flag",
+    "sglang.srt.server_args.ServerArgs.add_cli_args",
+    why="upstream's command line has no place for a plugin's own settings",
+)
 def add_config_flag(result: None, parser: argparse.ArgumentParser) -> None:
     """AFTER hook of `ServerArgs.add_cli_args`: add our option."""
     parser.add_argument(
@@ -44,15 +51,3 @@ def add_config_flag(result: None, parser: argparse.ArgumentParser) -> None:
         action=_ReadConfig,
         help=f"YAML or JSON file with the settings of sglang-dspark (also {CONFIG_VARIABLE}).",
     )
-
-
-SEAMS = (
-    Seam(
-        name="config-flag",
-        target="sglang.srt.server_args.ServerArgs.add_cli_args",
-        kind="after",
-        hook=add_config_flag,
-        signature="(parser)",
-        why="upstream's command line has no place for a plugin's own settings",
-    ),
-)

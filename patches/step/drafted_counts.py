@@ -9,11 +9,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from sglang_dspark.patches.seam import Seam
+from sglang_dspark.patches.seam import Seams
 
+SEAMS = Seams()
 RATE, PROPOSED = "spec_accept_rate", "spec_num_proposed_drafts"
 
 
+@SEAMS.after(
+    "drafted-counts",
+    "sglang.srt.managers.tokenizer_manager.TokenizerManager._calculate_spec_decoding_metrics",
+    signature="(self, meta_info, recv_obj, i)",
+    why="upstream counts gamma drafts a step, also where scheduling verified fewer or none",
+)
 def count_drafted(result: None, self: Any, meta_info: dict[str, Any], *given: Any) -> None:
     """AFTER hook of `_calculate_spec_decoding_metrics`: correct the two fields in place.
 
@@ -31,18 +38,3 @@ def count_drafted(result: None, self: Any, meta_info: dict[str, Any], *given: An
         meta_info[RATE] = meta_info["spec_num_correct_drafts"] / drafts
     else:
         del meta_info[PROPOSED], meta_info[RATE]
-
-
-SEAMS = (
-    Seam(
-        name="drafted-counts",
-        target=(
-            "sglang.srt.managers.tokenizer_manager.TokenizerManager"
-            "._calculate_spec_decoding_metrics"
-        ),
-        kind="after",
-        hook=count_drafted,
-        signature="(self, meta_info, recv_obj, i)",
-        why="upstream counts gamma drafts a step, also where scheduling verified fewer or none",
-    ),
-)

@@ -11,11 +11,19 @@ from __future__ import annotations
 from typing import Any
 
 from sglang_dspark.common.files import brief
-from sglang_dspark.patches.seam import Seam
+from sglang_dspark.patches.seam import Seams
 from sglang_dspark.step.rules import reads_answer
 from sglang_dspark.step.state import state_of
 
+SEAMS = Seams()
 
+
+@SEAMS.after(
+    "logit-processors",
+    "sglang.srt.managers.scheduler.Scheduler.init_req_max_new_tokens",
+    signature="(self, req)",
+    why="a processor that reads the output sees that of the anchor in every row of a window",
+)
 def check_processor(result: Any, scheduler: Any, req: Any) -> None:
     """AFTER hook of `init_req_max_new_tokens`, which is called once for every request.
 
@@ -41,15 +49,3 @@ def check_processor(result: Any, scheduler: Any, req: Any) -> None:
 def _refuse(req: Any, why: str) -> None:
     req.custom_logit_processor = None  # upstream runs an aborted request's prompt all the same
     req.set_finish_with_abort(f"custom_logit_processor: {why}")
-
-
-SEAMS = (
-    Seam(
-        name="logit-processors",
-        target="sglang.srt.managers.scheduler.Scheduler.init_req_max_new_tokens",
-        kind="after",
-        hook=check_processor,
-        signature="(self, req)",
-        why="a processor that reads the output sees that of the anchor in every row of a window",
-    ),
-)

@@ -11,12 +11,18 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from sglang_dspark.patches.seam import Seam
+from sglang_dspark.patches.seam import Seams
 from sglang_dspark.serving import upstream
 
+SEAMS = Seams()
 logger = logging.getLogger(__name__)
 
 
+@SEAMS.after(
+    "mixed-chunks",
+    "sglang.srt.arg_groups.speculative_hook._handle_dspark",
+    why="a mixed step draws tokens by counts of output tokens that DSPARK's steps do not keep",
+)
 def disable_mixed_chunk(result: None, server_args: Any) -> None:
     """AFTER hook of `_handle_dspark`: turn the argument off, and log it."""
     if upstream.resolving_view(server_args).enable_mixed_chunk:
@@ -25,15 +31,3 @@ def disable_mixed_chunk(result: None, server_args: Any) -> None:
             "sglang-dspark: off: --enable-mixed-chunk: penalties and min_new_tokens would not hold "
             "in mixed steps of DSPARK"
         )
-
-
-SEAMS = (
-    Seam(
-        name="mixed-chunks",
-        target="sglang.srt.arg_groups.speculative_hook._handle_dspark",
-        kind="after",
-        hook=disable_mixed_chunk,
-        signature="(server_args)",
-        why="a mixed step draws tokens by counts of output tokens that DSPARK's steps do not keep",
-    ),
-)

@@ -9,9 +9,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from sglang_dspark.patches.seam import Seam, Upstream
+from sglang_dspark.patches.seam import Seams, Upstream
+
+SEAMS = Seams()
 
 
+@SEAMS.subclass(
+    "session-generations",
+    "sglang.srt.session.streaming_session.StreamingSession",
+    why="a row that a session keeps would carry the last turn's penalty counts and speed",
+)
 class StreamingSession(Upstream):
     """Upstream's sessions, which advance the generation of a row that they keep.
 
@@ -25,14 +32,3 @@ class StreamingSession(Upstream):
         if kept and row is not None:
             self.cache.req_to_token_pool.req_generation[row] += 1
         return kept
-
-
-SEAMS = (
-    Seam(
-        name="session-generations",
-        target="sglang.srt.session.streaming_session.StreamingSession",
-        kind="subclass",
-        hook=StreamingSession,
-        why="a row that a session keeps would carry the last turn's penalty counts and speed",
-    ),
-)

@@ -4,10 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from sglang_dspark.patches.seam import Seam, Upstream
+from sglang_dspark.patches.seam import Seams, Upstream
 from sglang_dspark.serving import upstream, weight_updates
 
+SEAMS = Seams()
 
+
+@SEAMS.subclass(
+    "weight-updates",
+    "sglang.srt.managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager",
+    why="upstream loads the target's checkpoint into the drafter, which ends the server, and "
+    "keeps stacked copies of the drafter's weights that an update leaves stale",
+)
 class WeightUpdater(Upstream):
     """Upstream's updater, which knows that a DSPARK drafter has a checkpoint of its own."""
 
@@ -25,16 +33,3 @@ class WeightUpdater(Upstream):
         if result.success and isinstance(worker, upstream.DSparkWorkerV2) and worker._hosts_draft:
             weight_updates.renew_copies(worker.draft_model)
         return result
-
-
-SEAMS = (
-    Seam(
-        name="weight-updates",
-        target="sglang.srt.managers.scheduler_components.weight_updater."
-        "SchedulerWeightUpdaterManager",
-        kind="subclass",
-        hook=WeightUpdater,
-        why="upstream loads the target's checkpoint into the drafter, which ends the server, and "
-        "keeps stacked copies of the drafter's weights that an update leaves stale",
-    ),
-)

@@ -9,11 +9,19 @@ from __future__ import annotations
 
 from typing import Any
 
-from sglang_dspark.patches.seam import Seam, Upstream
+from sglang_dspark.patches.seam import Seams, Upstream
 from sglang_dspark.serving.startup import active_device
 from sglang_dspark.step.state import StepState, state_of
 
+SEAMS = Seams()
 
+
+@SEAMS.subclass(
+    "step-worker",
+    "sglang.srt.speculative.dspark_components.dspark_worker_v2.DSparkWorkerV2",
+    why="upstream drafts in every step, gamma deep, and finds K per rank, from a table that "
+    "was measured by hand",
+)
 class DSparkWorker(Upstream):
     """Upstream's worker with our step. dspark_step: set before the first request, if it is ours."""
 
@@ -79,6 +87,13 @@ class DSparkWorker(Upstream):
             return super()._forward_prefill(batch, on_publish, pp_proxy_tensors)
 
 
+@SEAMS.after(
+    "step-result",
+    "sglang.srt.managers.scheduler_components.batch_result_processor."
+    "SchedulerBatchResultProcessor.process_batch_result_decode",
+    signature="(self, batch, result)",
+    why="outcomes are learned when they are on the host anyway",
+)
 def process_decode(result: None, processor: Any, batch: Any, step: Any) -> None:
     """AFTER hook of `process_batch_result_decode`: learn from a step's results on the host."""
     state = state_of(processor.model_worker)
@@ -86,24 +101,3 @@ def process_decode(result: None, processor: Any, batch: Any, step: Any) -> None:
         from sglang_dspark.step.plan import learn
 
         learn(state, batch, step)
-
-
-SEAMS = (
-    Seam(
-        name="step-worker",
-        target="sglang.srt.speculative.dspark_components.dspark_worker_v2.DSparkWorkerV2",
-        kind="subclass",
-        hook=DSparkWorker,
-        why="upstream drafts in every step, gamma deep, and finds K per rank, from a table that "
-        "was measured by hand",
-    ),
-    Seam(
-        name="step-result",
-        target="sglang.srt.managers.scheduler_components.batch_result_processor."
-        "SchedulerBatchResultProcessor.process_batch_result_decode",
-        kind="after",
-        hook=process_decode,
-        signature="(self, batch, result)",
-        why="outcomes are learned when they are on the host anyway",
-    ),
-)

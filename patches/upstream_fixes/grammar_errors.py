@@ -15,13 +15,21 @@ from typing import Any
 
 import torch
 
-from sglang_dspark.patches.seam import Seam, Upstream
+from sglang_dspark.patches.seam import Seams, Upstream
 from sglang_dspark.serving import upstream
 from sglang_dspark.step.penalties import stop_ids
 
+SEAMS = Seams(issue="none found (2026-11-27)")
 _ALL = -1  # of xgrammar's mask of 32 tokens: every bit
 
 
+@SEAMS.before(
+    "grammar-mask",
+    "sglang.srt.constrained.xgrammar_backend.XGrammarGrammar.apply_vocab_mask",
+    signature="(self, logits, vocab_mask)",
+    why="a row without probability raises in the sampler, which ends the server",
+    drop_when="upstream's samplers survive a row in which the grammar masks every token",
+)
 def open_dead_ends(grammar: Any, logits: Any, vocab_mask: Any) -> None:
     """BEFORE hook of xgrammar's `apply_vocab_mask`: allow all tokens where it would allow none.
 
@@ -31,6 +39,12 @@ def open_dead_ends(grammar: Any, logits: Any, vocab_mask: Any) -> None:
     vocab_mask.masked_fill_(~(vocab_mask != 0).any(dim=-1, keepdim=True), _ALL)
 
 
+@SEAMS.subclass(
+    "grammar-status",
+    "sglang.srt.managers.scheduler_components.batch_result_processor.SchedulerBatchResultProcessor",
+    why="upstream answers a grammar that allows no token with 500, as a fault of its own",
+    drop_when="upstream answers a grammar without a next token with status 400",
+)
 class ResultProcessor(Upstream):
     """Upstream's processor of results, which answers a dead end with status 400."""
 
@@ -92,27 +106,3 @@ def _allowed(grammar: Any, vocab: int) -> torch.Tensor | None:
     grammar.fill_vocab_mask(mask, 0)
     bits = mask.view(-1, 1) >> torch.arange(32, dtype=torch.int32)  # [ceil(V / 32), 32]
     return (bits & 1).bool().view(-1)[:vocab]
-
-
-SEAMS = (
-    Seam(
-        name="grammar-mask",
-        target="sglang.srt.constrained.xgrammar_backend.XGrammarGrammar.apply_vocab_mask",
-        kind="before",
-        hook=open_dead_ends,
-        signature="(self, logits, vocab_mask)",
-        why="a row without probability raises in the sampler, which ends the server",
-        issue="none found (2026-11-27)",
-        drop_when="upstream's samplers survive a row in which the grammar masks every token",
-    ),
-    Seam(
-        name="grammar-status",
-        target="sglang.srt.managers.scheduler_components.batch_result_processor."
-        "SchedulerBatchResultProcessor",
-        kind="subclass",
-        hook=ResultProcessor,
-        why="upstream answers a grammar that allows no token with 500, as a fault of its own",
-        issue="none found (2026-11-27)",
-        drop_when="upstream answers a grammar without a next token with status 400",
-    ),
-)

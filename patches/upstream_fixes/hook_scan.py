@@ -10,8 +10,9 @@ import sys
 from types import ModuleType
 from typing import Any
 
-from sglang_dspark.patches.seam import Seam
+from sglang_dspark.patches.seam import Seams
 
+SEAMS = Seams()
 # No hook wraps these, and modules hold many. Types alone are looked at: a lazy object that is asked
 # for anything imports what it stands for.
 _PLAIN = {str, int, float, bool, bytes, dict, list, tuple, set, frozenset, type(None), ModuleType}
@@ -54,6 +55,14 @@ class Places:
 _places: list[Places] = []
 
 
+@SEAMS.set(
+    "hook-scan",
+    "sglang.srt.plugins.hook_registry._propagate_patch",
+    expected_repr="<function _propagate_patch>",
+    why="each hook walks all modules: 3.6 s in each of three processes of every start",
+    issue="sgl-project/sglang#21388",
+    drop_when="upstream walks sys.modules once in HookRegistry.apply_hooks",
+)
 def propagate(original: Any, wrapped: Any, source_module: Any) -> int:
     """In place of `_propagate_patch`; `forget` ends the use of what was noted."""
     if not _places:
@@ -64,17 +73,3 @@ def propagate(original: Any, wrapped: Any, source_module: Any) -> int:
 def forget() -> None:
     """Drop what was noted, once all hooks are applied: modules go on changing."""
     _places.clear()
-
-
-SEAMS = (
-    Seam(
-        name="hook-scan",
-        target="sglang.srt.plugins.hook_registry._propagate_patch",
-        kind="set",
-        hook=propagate,
-        expected_repr="<function _propagate_patch>",
-        why="each hook walks all modules: 3.6 s in each of three processes of every start",
-        issue="sgl-project/sglang#21388",
-        drop_when="upstream walks sys.modules once in HookRegistry.apply_hooks",
-    ),
-)

@@ -10,17 +10,32 @@ from __future__ import annotations
 
 from typing import Any
 
-from sglang_dspark.patches.seam import Seam
+from sglang_dspark.patches.seam import Seams
 
+SEAMS = Seams()
 KEYS = ("api_key", "admin_api_key", "ssl_keyfile_password")
 MASK = "<hidden>"
 
 
+@SEAMS.after(
+    "hidden-keys-settings",
+    "sglang.srt.server_args.ServerArgs.resolved_dict",
+    why="upstream writes the API keys into the log and answers them to every client",
+    issue="sgl-project/sglang#37457",
+    drop_when="upstream redacts keys in resolved_dict, which logs and /server_info show",
+)
 def hide_in_settings(result: dict[str, Any], self: Any) -> dict[str, Any]:
     """AFTER hook of `ServerArgs.resolved_dict`: mask the keys that are set."""
     return {**result, **{name: MASK for name in KEYS if result.get(name)}}
 
 
+@SEAMS.after(
+    "hidden-keys-command",
+    "sglang.srt.server_args.prepare_server_args",
+    why="upstream answers the launch command with the API keys in it",
+    issue="sgl-project/sglang#39449",
+    drop_when="upstream redacts keys in the launch command that it reports",
+)
 def hide_in_command(result: Any, argv: list[str]) -> None:
     """AFTER hook of `prepare_server_args`: mask the keys in the launch command that it saved.
 
@@ -29,27 +44,3 @@ def hide_in_command(result: Any, argv: list[str]) -> None:
     values = {value for name in KEYS if (value := getattr(result, name))}
     for value in sorted(values, key=len, reverse=True):  # one may be a part of another
         result._launch_command = result._launch_command.replace(value, MASK)
-
-
-SEAMS = (
-    Seam(
-        name="hidden-keys-settings",
-        target="sglang.srt.server_args.ServerArgs.resolved_dict",
-        kind="after",
-        hook=hide_in_settings,
-        signature="(self)",
-        why="upstream writes the API keys into the log and answers them to every client",
-        issue="sgl-project/sglang#37457",
-        drop_when="upstream redacts keys in resolved_dict, which logs and /server_info show",
-    ),
-    Seam(
-        name="hidden-keys-command",
-        target="sglang.srt.server_args.prepare_server_args",
-        kind="after",
-        hook=hide_in_command,
-        signature="(argv)",
-        why="upstream answers the launch command with the API keys in it",
-        issue="sgl-project/sglang#39449",
-        drop_when="upstream redacts keys in the launch command that it reports",
-    ),
-)

@@ -14,10 +14,20 @@ from __future__ import annotations
 
 from typing import Any
 
-from sglang_dspark.patches.seam import Seam
+from sglang_dspark.patches.seam import Seams
 from sglang_dspark.serving import upstream
 
+SEAMS = Seams()
 
+
+@SEAMS.after(
+    "pool-end",
+    "sglang.srt.managers.scheduler.Scheduler.init_req_max_new_tokens",
+    signature="(self, req)",
+    why="an answer that reaches the end of the KV pool gets 500 where plain decoding ends it",
+    issue="sgl-project/sglang#19881",
+    drop_when="upstream limits max_new_tokens by the slots that a speculative step reserves",
+)
 def keep_room(result: Any, scheduler: Any, req: Any) -> None:
     """AFTER hook of `init_req_max_new_tokens`: keep the slots of one step free after the answer.
 
@@ -35,30 +45,13 @@ def keep_room(result: Any, scheduler: Any, req: Any) -> None:
     sampling.min_new_tokens = min(sampling.min_new_tokens, sampling.max_new_tokens)
 
 
+@SEAMS.after(
+    "row-end",
+    "sglang.srt.mem_cache.kv_cache_configurator.get_req_to_token_extra_context_len",
+    why="the slots of a long window at the context's end go to the next request's row",
+    issue="sgl-project/sglang#33581",
+    drop_when="upstream sizes a row of req_to_token for the reserve of a step at page size 1",
+)
 def widen_row(extra: int) -> int:
     """AFTER hook of `get_req_to_token_extra_context_len`: add room for a step to the context."""
     return max(extra, upstream.get_alloc_reserve_per_decode())
-
-
-SEAMS = (
-    Seam(
-        name="pool-end",
-        target="sglang.srt.managers.scheduler.Scheduler.init_req_max_new_tokens",
-        kind="after",
-        hook=keep_room,
-        signature="(self, req)",
-        why="an answer that reaches the end of the KV pool gets 500 where plain decoding ends it",
-        issue="sgl-project/sglang#19881",
-        drop_when="upstream limits max_new_tokens by the slots that a speculative step reserves",
-    ),
-    Seam(
-        name="row-end",
-        target="sglang.srt.mem_cache.kv_cache_configurator.get_req_to_token_extra_context_len",
-        kind="after",
-        hook=widen_row,
-        signature="()",
-        why="the slots of a long window at the context's end go to the next request's row",
-        issue="sgl-project/sglang#33581",
-        drop_when="upstream sizes a row of req_to_token for the reserve of a step at page size 1",
-    ),
-)

@@ -15,9 +15,18 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
-from sglang_dspark.patches.seam import Seam
+from sglang_dspark.patches.seam import Seams
+
+SEAMS = Seams()
 
 
+@SEAMS.around(
+    "local-store",
+    "torch.distributed.rendezvous._create_c10d_store",
+    why="torch opens an unguarded port on every interface, wherever the ranks meet",
+    issue="https://github.com/pytorch/pytorch/issues/173909",
+    drop_when="torch binds a TCPStore to the address of the rendezvous alone",
+)
 def meet_locally(
     original: Callable[..., Any],
     hostname: str,
@@ -68,17 +77,3 @@ def _listen(hostname: str, port: int) -> socket.socket | None:
         )
     except OSError:
         return None
-
-
-SEAMS = (
-    Seam(
-        name="local-store",
-        target="torch.distributed.rendezvous._create_c10d_store",
-        kind="around",
-        hook=meet_locally,
-        signature="(hostname, port, rank, world_size, timeout, use_libuv=True)",
-        why="torch opens an unguarded port on every interface, wherever the ranks meet",
-        issue="https://github.com/pytorch/pytorch/issues/173909",
-        drop_when="torch binds a TCPStore to the address of the rendezvous alone",
-    ),
-)

@@ -11,12 +11,23 @@ import json
 from collections.abc import AsyncIterator
 from typing import Any
 
-from sglang_dspark.patches.seam import Seam, Upstream
+from sglang_dspark.patches.seam import Seams, Upstream
 from sglang_dspark.serving import upstream
 
+SEAMS = Seams()
 NO_LIMIT = (-1, -2)  # Ollama's num_predict: without end; until the context is full
 
 
+@SEAMS.subclass(
+    "ollama",
+    "sglang.srt.entrypoints.ollama.serving.OllamaServing",
+    why="upstream drops the text of a stream's last chunk, up to gamma + 1 tokens under "
+    "DSPARK, reports done_reason stop for an answer that a limit cut off, and answers "
+    "num_predict -1, which means no limit, with 500",
+    issue="sgl-project/sglang#17961",
+    drop_when="upstream streams the last chunk's text, its end reason and the counts, answers "
+    "400 for a refused request, and reads a negative num_predict as no limit",
+)
 class OllamaServing(Upstream):
     """Upstream's handler of `/api/chat` and `/api/generate`, with whole answers."""
 
@@ -113,19 +124,3 @@ def _end(serving: Any, chunk: dict[str, Any], model_name: str) -> dict[str, Any]
         "prompt_eval_count": meta.get("prompt_tokens"),
         "eval_count": meta.get("completion_tokens"),
     }
-
-
-SEAMS = (
-    Seam(
-        name="ollama",
-        target="sglang.srt.entrypoints.ollama.serving.OllamaServing",
-        kind="subclass",
-        hook=OllamaServing,
-        why="upstream drops the text of a stream's last chunk, up to gamma + 1 tokens under "
-        "DSPARK, reports done_reason stop for an answer that a limit cut off, and answers "
-        "num_predict -1, which means no limit, with 500",
-        issue="sgl-project/sglang#17961",
-        drop_when="upstream streams the last chunk's text, its end reason and the counts, answers "
-        "400 for a refused request, and reads a negative num_predict as no limit",
-    ),
-)

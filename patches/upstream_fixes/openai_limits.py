@@ -9,9 +9,20 @@ from __future__ import annotations
 
 from typing import Any
 
-from sglang_dspark.patches.seam import Seam
+from sglang_dspark.patches.seam import Seams
+
+SEAMS = Seams()
 
 
+@SEAMS.after(
+    "responses-limit",
+    "sglang.srt.entrypoints.openai.protocol.ResponsesRequest.to_sampling_params",
+    signature="(self, default_max_tokens=None, default_params=None, stop=None, "
+    "tool_call_constraint=None)",
+    why="upstream generates two tokens fewer than max_output_tokens",
+    issue="sgl-project/sglang#26158",
+    drop_when="upstream generates up to max_output_tokens, not two tokens fewer",
+)
 def whole_limit(
     result: dict[str, Any], self: Any, default_max_tokens: int | None = None, *_: Any, **__: Any
 ) -> None:
@@ -24,31 +35,13 @@ def whole_limit(
         result["max_new_tokens"] = min(limits)
 
 
+@SEAMS.replace(
+    "error-paths",
+    "fastapi.exceptions.ValidationException._format_endpoint_context",
+    why="upstream answers an invalid body with a path of the server's files",
+    issue="https://github.com/fastapi/fastapi/pull/14306",
+    drop_when="SGLang's handler of invalid bodies answers without str(error)",
+)
 def without_endpoint(self: Any) -> str:
     """REPLACE hook of FastAPI's `ValidationException._format_endpoint_context`: return no text."""
     return ""
-
-
-SEAMS = (
-    Seam(
-        name="responses-limit",
-        target="sglang.srt.entrypoints.openai.protocol.ResponsesRequest.to_sampling_params",
-        kind="after",
-        hook=whole_limit,
-        signature="(self, default_max_tokens=None, default_params=None, stop=None, "
-        "tool_call_constraint=None)",
-        why="upstream generates two tokens fewer than max_output_tokens",
-        issue="sgl-project/sglang#26158",
-        drop_when="upstream generates up to max_output_tokens, not two tokens fewer",
-    ),
-    Seam(
-        name="error-paths",
-        target="fastapi.exceptions.ValidationException._format_endpoint_context",
-        kind="replace",
-        hook=without_endpoint,
-        signature="(self)",
-        why="upstream answers an invalid body with a path of the server's files",
-        issue="https://github.com/fastapi/fastapi/pull/14306",
-        drop_when="SGLang's handler of invalid bodies answers without str(error)",
-    ),
-)

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from sglang_dspark.patches.seam import Seam
+from sglang_dspark.patches.seam import Seams
 
+SEAMS = Seams()
 # Subtractions first, then the factor (`verify/penalties.py`), then -inf of min_new_tokens.
 ORDER = (
     "BatchedFrequencyPenalizer",
@@ -21,6 +22,13 @@ ORDER = (
 )
 
 
+@SEAMS.before(
+    "penalty-order",
+    "sglang.srt.sampling.penaltylib.orchestrator.BatchedPenalizerOrchestrator.__init__",
+    why="upstream applies a set of penalties in its order, which differs between processes",
+    issue="none found (2026-11-27)",
+    drop_when="upstream passes its penalty classes in a list or tuple, not in a set",
+)
 def sort_penalizers(
     self: Any, vocab_size: int, batch: Any, penalizers: Any
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -30,17 +38,3 @@ def sort_penalizers(
         penalizers, key=lambda each: (rank.get(each.__name__, len(rank)), each.__name__)
     )
     return (self, vocab_size, batch, ordered), {}
-
-
-SEAMS = (
-    Seam(
-        name="penalty-order",
-        target="sglang.srt.sampling.penaltylib.orchestrator.BatchedPenalizerOrchestrator.__init__",
-        kind="before",
-        hook=sort_penalizers,
-        signature="(self, vocab_size, batch, penalizers)",
-        why="upstream applies a set of penalties in its order, which differs between processes",
-        issue="none found (2026-11-27)",
-        drop_when="upstream passes its penalty classes in a list or tuple, not in a set",
-    ),
-)

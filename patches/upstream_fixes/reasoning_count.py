@@ -9,11 +9,20 @@ from __future__ import annotations
 
 from typing import Any
 
-from sglang_dspark.patches.seam import Seam, Upstream
+from sglang_dspark.patches.seam import Seams, Upstream
 
+SEAMS = Seams()
 _PENDING = "_dspark_uncounted"  # on a `Req`: the step's tokens that are not counted yet
 
 
+@SEAMS.subclass(
+    "reasoning-count",
+    "sglang.srt.managers.scheduler_components.batch_result_processor.SchedulerBatchResultProcessor",
+    why="upstream counts a step's reasoning tokens before it drops those behind the end, so "
+    "they exceed the completion tokens (sglang#39826)",
+    issue="sgl-project/sglang#39826",
+    drop_when="upstream counts reasoning tokens after it knows where the answer ends",
+)
 class ResultProcessor(Upstream):
     """Upstream's processor of results, which counts reasoning tokens once the end is known."""
 
@@ -37,18 +46,3 @@ class ResultProcessor(Upstream):
         for token in tokens[: max(0, len(tokens) - dropped)]:
             super()._maybe_update_reasoning_tokens(req, token)
         return super()._handle_finish_state_updated_req(req, batch, result, i, logits_output)
-
-
-SEAMS = (
-    Seam(
-        name="reasoning-count",
-        target="sglang.srt.managers.scheduler_components.batch_result_processor."
-        "SchedulerBatchResultProcessor",
-        kind="subclass",
-        hook=ResultProcessor,
-        why="upstream counts a step's reasoning tokens before it drops those behind the end, so "
-        "they exceed the completion tokens (sglang#39826)",
-        issue="sgl-project/sglang#39826",
-        drop_when="upstream counts reasoning tokens after it knows where the answer ends",
-    ),
-)

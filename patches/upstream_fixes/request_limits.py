@@ -17,11 +17,12 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from sglang_dspark.common.files import brief, wrong_fields
-from sglang_dspark.patches.seam import Seam, Upstream
+from sglang_dspark.patches.seam import Seams, Upstream
 from sglang_dspark.serving import upstream
 from sglang_dspark.serving.config import current_config
 from sglang_dspark.serving.speed_targets import target_of
 
+SEAMS = Seams()
 Int32 = Annotated[int, Field(ge=-(2**31), lt=2**31)]
 Float32 = Annotated[float, Field(ge=-3.4e38, le=3.4e38)]  # beyond, a tensor cannot be made of it
 # Narrower than upstream's, so that no product or quotient of them leaves float32: a logit that is
@@ -77,6 +78,17 @@ class Sampling(BaseModel):
     is_normalized: None = None
 
 
+@SEAMS.subclass(
+    "request-limits",
+    "sglang.srt.managers.tokenizer_manager.TokenizerManager",
+    why="values that upstream does not check raise in the scheduler, which ends the server; it "
+    "makes a request of every answer asked for, however many; and an aborted request ends "
+    "every other one whose name begins with its own",
+    issue="sgl-project/sglang#31597, sgl-project/sglang#31908, sgl-project/sglang#28203, "
+    "sgl-project/sglang#36856",
+    drop_when="upstream checks every value that raises in its scheduler or in the decoder "
+    "there, bounds stop_regex and n, and aborts by the whole request id, not by a prefix",
+)
 class TokenizerManager(Upstream):
     """Upstream's manager of requests, with the checks that it lacks."""
 
@@ -227,15 +239,9 @@ def _check_sampling(given: dict[str, Any], vocab: int) -> None:
             f"sampling_params: stop_token_ids contain {beyond[0]}; with min_new_tokens valid ids "
             f"are 0 to {vocab - 1}"
         )
-    for pattern in _patterns(read):
+    patterns = read.stop_regex or ()
+    for pattern in [patterns] if isinstance(patterns, str) else patterns:
         check_pattern(pattern)
-
-
-def _patterns(read: Sampling) -> Iterator[str]:
-    if isinstance(read.stop_regex, str):
-        yield read.stop_regex
-    else:
-        yield from read.stop_regex or ()
 
 
 def _check_logprobs(obj: Any, vocab: int) -> None:
@@ -314,20 +320,3 @@ def _inner(given: Any) -> Iterator[Any]:
     elif isinstance(given, list | tuple):
         for each in given:
             yield from _inner(each)
-
-
-SEAMS = (
-    Seam(
-        name="request-limits",
-        target="sglang.srt.managers.tokenizer_manager.TokenizerManager",
-        kind="subclass",
-        hook=TokenizerManager,
-        why="values that upstream does not check raise in the scheduler, which ends the server; it "
-        "makes a request of every answer asked for, however many; and an aborted request ends "
-        "every other one whose name begins with its own",
-        issue="sgl-project/sglang#31597, sgl-project/sglang#31908, sgl-project/sglang#28203, "
-        "sgl-project/sglang#36856",
-        drop_when="upstream checks every value that raises in its scheduler or in the decoder "
-        "there, bounds stop_regex and n, and aborts by the whole request id, not by a prefix",
-    ),
-)

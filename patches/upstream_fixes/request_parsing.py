@@ -17,8 +17,14 @@ from dataclasses import MISSING, Field, fields
 from typing import Any
 
 from sglang_dspark.common.files import brief
-from sglang_dspark.patches.seam import Seam
+from sglang_dspark.patches.seam import Seams
 
+_OPENAI = "sglang.srt.entrypoints.openai"
+SEAMS = Seams(
+    why="upstream answers an exception while a request is read with 500, as a fault of its own",
+    issue="none found (2026-11-27)",
+    drop_when="upstream answers exceptions of a request's own values with status 400",
+)
 # What Python raises for values that do not fit each other. ValueError is answered with 400 as it
 # is; OSError and RuntimeError may be faults of the server's own.
 FAULTS = (
@@ -33,6 +39,11 @@ MOST_TRIED = 8  # fields that are looked at: each costs as much as reading the r
 PROMPTS = ("text", "input_ids", "input_embeds", "prompt", "messages")
 
 
+@SEAMS.around(
+    "request-body",
+    "fastapi.dependencies.utils.request_body_to_args",
+    signature="(body_fields, received_body, embed_body_fields)",
+)
 async def read_body(original: Callable[..., Any], *given: Any, **named: Any) -> Any:
     """AROUND hook of FastAPI's `request_body_to_args`: answer 400 if a validator raises.
 
@@ -57,6 +68,13 @@ async def read_body(original: Callable[..., Any], *given: Any, **named: Any) -> 
     raise HTTPException(400, _says(None, None, found))
 
 
+@SEAMS.around(
+    "request-completion",
+    f"{_OPENAI}.serving_completions.OpenAIServingCompletion._convert_to_internal_request",
+)
+@SEAMS.around(
+    "request-chat", f"{_OPENAI}.serving_chat.OpenAIServingChat._convert_to_internal_request"
+)
 def convert(original: Callable[..., Any], self: Any, request: Any, raw_request: Any = None) -> Any:
     """AROUND hook of `_convert_to_internal_request`: turn one of `FAULTS` into a ValueError.
 
@@ -77,6 +95,9 @@ def convert(original: Callable[..., Any], self: Any, request: Any, raw_request: 
     raise ValueError(_blamed(optional, again, found))
 
 
+@SEAMS.around(
+    "request-parts", "sglang.srt.managers.io_struct.GenerateReqInput.normalize_batch_and_arguments"
+)
 def normalize(original: Callable[..., Any], self: Any) -> None:
     """AROUND hook of `normalize_batch_and_arguments`: turn one of `FAULTS` into a ValueError.
 
@@ -144,52 +165,3 @@ def _says(name: str | None, value: Any, error: Exception) -> str:
         return f"the request cannot be read ({reason}); look at the types of its fields"
     hint = "; a list has one entry a prompt" if isinstance(value, list) else ""
     return f"{name}: {brief(repr(value), 60)} does not fit this request ({reason}){hint}"
-
-
-_OPENAI = "sglang.srt.entrypoints.openai"
-_NO_500 = "upstream answers an exception while a request is read with 500, as a fault of its own"
-_ISSUE = "none found (2026-11-27)"
-_DROP_WHEN = "upstream answers exceptions of a request's own values with status 400"
-
-SEAMS = (
-    Seam(
-        name="request-body",
-        target="fastapi.dependencies.utils.request_body_to_args",
-        kind="around",
-        hook=read_body,
-        signature="(body_fields, received_body, embed_body_fields)",
-        why=_NO_500,
-        issue=_ISSUE,
-        drop_when=_DROP_WHEN,
-    ),
-    Seam(
-        name="request-chat",
-        target=f"{_OPENAI}.serving_chat.OpenAIServingChat._convert_to_internal_request",
-        kind="around",
-        hook=convert,
-        signature="(self, request, raw_request=None)",
-        why=_NO_500,
-        issue=_ISSUE,
-        drop_when=_DROP_WHEN,
-    ),
-    Seam(
-        name="request-completion",
-        target=f"{_OPENAI}.serving_completions.OpenAIServingCompletion._convert_to_internal_request",
-        kind="around",
-        hook=convert,
-        signature="(self, request, raw_request=None)",
-        why=_NO_500,
-        issue=_ISSUE,
-        drop_when=_DROP_WHEN,
-    ),
-    Seam(
-        name="request-parts",
-        target="sglang.srt.managers.io_struct.GenerateReqInput.normalize_batch_and_arguments",
-        kind="around",
-        hook=normalize,
-        signature="(self)",
-        why=_NO_500,
-        issue=_ISSUE,
-        drop_when=_DROP_WHEN,
-    ),
-)

@@ -11,10 +11,19 @@ from __future__ import annotations
 
 from typing import Any
 
-from sglang_dspark.patches.seam import Seam, Upstream
+from sglang_dspark.patches.seam import Seams, Upstream
 from sglang_dspark.serving import upstream
 
+SEAMS = Seams()
 
+
+@SEAMS.subclass(
+    "session-turns",
+    "sglang.srt.session.streaming_session.StreamingSession",
+    why="without overlap the next turn of a server that speculates reads a slot never written",
+    issue="none found (2026-11-27)",
+    drop_when="upstream excludes the last token of a turn from the cached ones without overlap",
+)
 class StreamingSession(Upstream):
     """Upstream's sessions, which count only the slots that were written."""
 
@@ -30,16 +39,3 @@ class StreamingSession(Upstream):
 def _in_order() -> bool:
     """Return whether a step ends before the next one is launched."""
     return bool(upstream.get_schedule().disable_overlap_schedule)
-
-
-SEAMS = (
-    Seam(
-        name="session-turns",
-        target="sglang.srt.session.streaming_session.StreamingSession",
-        kind="subclass",
-        hook=StreamingSession,
-        why="without overlap the next turn of a server that speculates reads a slot never written",
-        issue="none found (2026-11-27)",
-        drop_when="upstream excludes the last token of a turn from the cached ones without overlap",
-    ),
-)

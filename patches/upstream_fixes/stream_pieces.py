@@ -14,9 +14,16 @@ import re
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
-from sglang_dspark.patches.seam import Seam
+from sglang_dspark.patches.seam import Seams
 from sglang_dspark.serving import upstream
 
+_OPENAI = "sglang.srt.entrypoints.openai"
+SEAMS = Seams(
+    why="upstream's streaming parsers lose calls, arguments and text of a chunk of several tokens, "
+    "which every speculative step sends (sglang#37634, sglang#35564)",
+    issue="sgl-project/sglang#31915, sgl-project/sglang#37634, sgl-project/sglang#35564",
+    drop_when="upstream's parsers return the parts of a chunk in order, in any number of states",
+)
 # Markers of formats in whole (`<tool_call>`, `<|python_tag|>`, `[TOOL_CALLS]`), which parsers wait
 # for and vocabularies have as one token; then words with their space; then JSON's signs with the
 # line breaks behind them, which Hermes would send as text between calls; then single characters.
@@ -32,6 +39,13 @@ def pieces(text: str) -> list[str]:
     return (PIECE.findall(text) if _STRUCTURE.search(text) else None) or [text]
 
 
+@SEAMS.around(
+    "chat-pieces",
+    f"{_OPENAI}.serving_chat.OpenAIServingChat._generate_stream_content",
+    signature="(self, content, index, request, created, stream_offsets, "
+    "reasoning_parser_dict, parser_dict, has_tool_calls, choice_logprobs, finish_reason_type, "
+    "continuous_usage_stats, prompt_tokens, reasoning_tokens, completion_tokens)",
+)
 async def chat_content(original: Callable[..., Stream], self: Any, **named: Any) -> Stream:
     """AROUND hook of `_generate_stream_content`: call upstream's for each piece of a chunk.
 
@@ -55,6 +69,12 @@ async def chat_content(original: Callable[..., Stream], self: Any, **named: Any)
             yield event
 
 
+@SEAMS.around(
+    "response-pieces",
+    f"{_OPENAI}.serving_responses.OpenAIServingResponses._responses_stream_generator_non_harmony",
+    signature="(self, request, sampling_params, result_generator, model_name, tokenizer, "
+    "request_metadata, created_time=None, *, require_reasoning, tool_adapter=None)",
+)
 async def response_events(
     original: Callable[..., Stream],
     self: Any,
@@ -114,39 +134,3 @@ def _parses_whole_chunks(self: Any, request: Any) -> bool:
         or request._response_parser_grammar_start is not None
         or request._response_parser_tool_grammar
     )
-
-
-_OPENAI = "sglang.srt.entrypoints.openai"
-_WHY = (
-    "upstream's streaming parsers lose calls, arguments and text of a chunk of several tokens, "
-    "which every speculative step sends (sglang#37634, sglang#35564)"
-)
-_ISSUE = "sgl-project/sglang#31915, sgl-project/sglang#37634, sgl-project/sglang#35564"
-_DROP_WHEN = "upstream's parsers return the parts of a chunk in order, in any number of states"
-
-SEAMS = (
-    Seam(
-        name="chat-pieces",
-        target=f"{_OPENAI}.serving_chat.OpenAIServingChat._generate_stream_content",
-        kind="around",
-        hook=chat_content,
-        signature="(self, content, index, request, created, stream_offsets, "
-        "reasoning_parser_dict, parser_dict, has_tool_calls, choice_logprobs, finish_reason_type, "
-        "continuous_usage_stats, prompt_tokens, reasoning_tokens, completion_tokens)",
-        why=_WHY,
-        issue=_ISSUE,
-        drop_when=_DROP_WHEN,
-    ),
-    Seam(
-        name="response-pieces",
-        target=f"{_OPENAI}.serving_responses.OpenAIServingResponses"
-        "._responses_stream_generator_non_harmony",
-        kind="around",
-        hook=response_events,
-        signature="(self, request, sampling_params, result_generator, model_name, tokenizer, "
-        "request_metadata, created_time=None, *, require_reasoning, tool_adapter=None)",
-        why=_WHY,
-        issue=_ISSUE,
-        drop_when=_DROP_WHEN,
-    ),
-)

@@ -13,14 +13,22 @@ from pathlib import Path
 from typing import Any
 
 from sglang_dspark.common.files import brief, load_json
-from sglang_dspark.patches.seam import Seam
+from sglang_dspark.patches.seam import Seams
 
+SEAMS = Seams()
 Answer = tuple[bool, str, int]  # success, message, number of paused requests
 # Those that upstream's DefaultModelLoader reads, the only loader an update may use.
 FORMATS = ("auto", "safetensors", "pt", "npcache", "mistral")
 PACKAGES = ("fastsafetensors", "instanttensor")  # formats that need the package of their name
 
 
+@SEAMS.around(
+    "weight-request-check",
+    "sglang.srt.managers.tokenizer_manager.TokenizerManager.update_weights_from_disk",
+    why="upstream ends for an unknown load_format, and reports success for another model",
+    issue="sgl-project/sglang#2322",
+    drop_when="upstream refuses an unknown load_format and weights of another model",
+)
 async def update_from_disk(
     original: Callable[..., Awaitable[Answer]], self: Any, obj: Any, request: Any = None
 ) -> Answer:
@@ -55,17 +63,3 @@ def model_fault(folder: Path, architectures: list[str]) -> str | None:
         f"{brief(architectures, 60)}; only the target's weights can be updated, a new drafter "
         "needs a restart"
     )
-
-
-SEAMS = (
-    Seam(
-        name="weight-request-check",
-        target="sglang.srt.managers.tokenizer_manager.TokenizerManager.update_weights_from_disk",
-        kind="around",
-        hook=update_from_disk,
-        signature="(self, obj, request=None)",
-        why="upstream ends for an unknown load_format, and reports success for another model",
-        issue="sgl-project/sglang#2322",
-        drop_when="upstream refuses an unknown load_format and weights of another model",
-    ),
-)

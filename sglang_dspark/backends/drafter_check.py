@@ -195,7 +195,7 @@ def _start(server_args: Any, args: Any, has_confidence: bool) -> features.Start:
 def _reads_confidence(path: Path) -> bool:
     """Return whether upstream will build the confidence head: in every mode but `static`.
 
-    Not for a drafter that has none and is scheduled all the same (patches/step/headless.py).
+    Not for a drafter that has none and is scheduled all the same (patches/step/drafters.py).
     """
     if mode.estimates_confidence(has_head=_has_head(path)):
         return False

@@ -270,7 +270,7 @@ REIMPLEMENTED: dict[str, dict[str, tuple[str, str]]] = {
             "68f1e7d38aefdb34",
             "patches/upstream_fixes/request_limits.py",
         ),
-        "Req.update_finish_state": ("fe88beaca569bea2", "patches/upstream_fixes/first_stop.py"),
+        "Req.update_finish_state": ("fe88beaca569bea2", "patches/upstream_fixes/answer_stops.py"),
     },
     "sglang.srt.managers.scheduler_components.batch_result_processor": {
         "SchedulerBatchResultProcessor._maybe_update_reasoning_tokens": (

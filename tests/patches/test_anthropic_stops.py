@@ -13,7 +13,7 @@ from sglang.srt.entrypoints.anthropic import serving as upstreams
 from sglang.srt.entrypoints.anthropic.protocol import AnthropicMessagesRequest
 from sglang.srt.entrypoints.openai.protocol import ChatCompletionResponse
 
-from sglang_dspark.patches.upstream_fixes import anthropic_stops
+from sglang_dspark.patches.upstream_fixes import answer_stops
 from tests.patches.hooked import put_in
 
 USAGE = {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}
@@ -92,5 +92,5 @@ def test_the_stop_sequence_is_reported(
     stops: list[str] | None,
     wanted: tuple[str, str | None],
 ) -> None:
-    put_in(monkeypatch, anthropic_stops.SEAMS)
+    put_in(monkeypatch, answer_stops.SEAMS[:1])
     assert ending(Chat(reason, matched), stream=stream, stops=stops) == wanted

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from sglang_dspark.patches.upstream_fixes import empty_stops
+from sglang_dspark.patches.upstream_fixes import answer_stops
 from tests.patches.hooked import put_in
 from tests.patches.test_first_stop import request, token
 
@@ -27,7 +27,7 @@ from tests.patches.test_first_stop import request, token
 def test_an_empty_stop_ends_no_answer(
     monkeypatch: pytest.MonkeyPatch, sampling: dict[str, Any], kept: int
 ) -> None:
-    put_in(monkeypatch, empty_stops.SEAMS)
+    put_in(monkeypatch, answer_stops.SEAMS[1:2])
     req = request(max_new_tokens=3, **sampling)
     for word in ("a", "b", "user"):
         req.output_ids.append(token(word))

@@ -14,7 +14,7 @@ from sglang.srt.sampling.sampling_params import SamplingParams
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from sglang_dspark.patches.upstream_fixes.first_stop import end_at_the_first
+from sglang_dspark.patches.upstream_fixes.answer_stops import end_at_the_first
 
 WORDS = ("</s>", "user", "\n", "\n\n", "a", "b", "ab", "ba", " ")
 HALVES = ("Ã", "©")  # how a byte-level vocabulary writes the two bytes of é

@@ -11,7 +11,7 @@ pytest.importorskip("sglang")
 
 from sglang.srt.models import dspark
 
-from sglang_dspark.patches.step.headless import SEAMS, plan_without_head
+from sglang_dspark.patches.step.drafters import SEAMS, plan_without_head
 from sglang_dspark.serving.config import CONFIG_VARIABLE
 from sglang_dspark.serving.mode import COMPACT, VARIABLE
 from tests.patches.hooked import put_in
@@ -29,7 +29,7 @@ def config(**head: bool) -> Any:
 
 
 def test_a_head_is_built_where_the_checkpoint_has_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    put_in(monkeypatch, SEAMS[:1])
+    put_in(monkeypatch, SEAMS[1:2])
     assert dspark.build_confidence_head(config(enable_confidence_head=True)) is not None
     assert dspark.build_confidence_head(config()) is not None, "SGLang's own default"
     assert dspark.build_confidence_head(config(enable_confidence_head=False)) is None
@@ -37,7 +37,7 @@ def test_a_head_is_built_where_the_checkpoint_has_one(monkeypatch: pytest.Monkey
 
 def test_sglangs_own_modes_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(VARIABLE, "cap-accept")
-    put_in(monkeypatch, SEAMS[:1])
+    put_in(monkeypatch, SEAMS[1:2])
     assert dspark.build_confidence_head(config(enable_confidence_head=False)) is not None
 
 

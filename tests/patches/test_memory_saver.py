@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from sglang_dspark.patches.upstream_fixes.memory_saver import check_memory_saver
+from sglang_dspark.patches.upstream_fixes.start_checks import check_memory_saver
 
 
 def test_a_missing_package_is_one_line(

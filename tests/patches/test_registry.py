@@ -11,7 +11,7 @@ from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.patches import registry
-from sglang_dspark.patches.seam import Seam, Upstream
+from sglang_dspark.patches.seam import Seam, Upstream, bare_signature
 from sglang_dspark.serving import startup
 
 
@@ -273,4 +273,4 @@ def test_signatures_carry_no_annotations_and_no_addresses() -> None:
     def f(a: int, *rest: str, b: object = marker, c: float = 0.5) -> None:
         """Only the signature matters."""
 
-    assert registry.bare_signature(f) == "(a, *rest, b=<object object>, c=0.5)"
+    assert bare_signature(f) == "(a, *rest, b=<object object>, c=0.5)"

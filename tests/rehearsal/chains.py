@@ -5,11 +5,19 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from sglang_dspark.patches.cpu.accept import target_probs
-from sglang_dspark.patches.seam import Seam
+from sglang_dspark.backends.cpu.accept import build_target_probs
+from sglang_dspark.patches.seam import Seams
 from sglang_dspark.verify import accept_sampled
 
+_RULE = "sglang.kernels.ops.speculative.dspark.dspark_accept"
+SEAMS = Seams(device="cpu")
 
+
+@SEAMS.replace(
+    "rehearsed-chain",
+    f"{_RULE}.chain_speculative_sampling_triton",
+    why="upstream's chain rejection sampling is a Triton kernel",
+)
 def chain_speculative_sampling(
     predicts: Tensor,
     accept_index: Tensor,
@@ -45,20 +53,8 @@ def chain_speculative_sampling(
     predicts[nodes[kept]] = outcome.tokens(drafts)[kept].to(predicts.dtype)
 
 
-_RULE = "sglang.kernels.ops.speculative.dspark.dspark_accept"
-
-SEAMS = (
-    Seam(
-        name="rehearsed-chain",
-        target=f"{_RULE}.chain_speculative_sampling_triton",
-        kind="replace",
-        hook=chain_speculative_sampling,
-        signature="(predicts, accept_index, accept_token_num, candidates, retrive_index, "
-        "retrive_next_token, retrive_next_sibling, uniform_samples, "
-        "uniform_samples_for_final_sampling, target_probs, draft_probs, threshold_single, "
-        "threshold_acc, deterministic, *, block_verification=False)",
-        why="upstream's chain rejection sampling is a Triton kernel",
-        device="cpu",
-    ),
-    target_probs("rehearsed-probabilities", _RULE),
-)
+SEAMS.replace(
+    "rehearsed-probabilities",
+    f"{_RULE}.build_speculative_verify_target_probs",
+    why="as the seam cpu-target-probs",
+)(build_target_probs)

@@ -3,7 +3,7 @@
 Attention, K/V injection and heads are those of the dense DSPARK drafts; layers have experts
 (drafter/moe.py) on one or several residual streams.
 
-Subclasses sglang/srt/models/dspark.py and models/dflash.py; patches/step/moe_drafter.py puts
+Subclasses sglang/srt/models/dspark.py and models/dflash.py; patches/step/drafters.py puts
 the class into SGLang's model registry. Any target serves that DSPARK captures features of.
 
 Over several ranks attention and heads are upstream's; experts are split by experts/sharding.py, and
