@@ -199,19 +199,19 @@ REIMPLEMENTED: dict[str, dict[str, tuple[str, str]]] = {
     "sglang.srt.entrypoints.ollama.serving": {
         "OllamaServing._generate_chat_response": (
             "336d10b6e7384408",
-            "patches/upstream_fixes/ollama_api.py",
+            "patches/upstream_fixes/other_apis.py",
         ),
         "OllamaServing._generate_generate_response": (
             "11884689f392e305",
-            "patches/upstream_fixes/ollama_api.py",
+            "patches/upstream_fixes/other_apis.py",
         ),
         "OllamaServing._stream_chat_response": (
             "1622279cad9f0e90",
-            "patches/upstream_fixes/ollama_api.py",
+            "patches/upstream_fixes/other_apis.py",
         ),
         "OllamaServing._stream_generate_response": (
             "11ac98c1463e8f87",
-            "patches/upstream_fixes/ollama_api.py",
+            "patches/upstream_fixes/other_apis.py",
         ),
     },
     "sglang.srt.function_call.base_format_detector": {

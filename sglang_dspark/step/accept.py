@@ -22,7 +22,7 @@ from sglang_dspark.verify.block import accept_block
 from sglang_dspark.verify.greedy import accept_greedy
 from sglang_dspark.verify.rejection import accept_sampled
 from sglang_dspark.verify.sampling import sampled_distribution
-from sglang_dspark.verify.seeded import accept_seeded
+from sglang_dspark.verify.seeded import accept_seeded, seeded_choice
 
 Rule = Callable[..., Acceptance]
 _AT_ONCE = 1 << 24  # probabilities: to sort one takes some 30 bytes
@@ -46,23 +46,51 @@ def accept(
     requests, width = ids.shape
     drafts, limits = ids[:, 1:], lens.long() - 1
     probs = target_probs(logits, sampling_info, width).view(requests, width, -1)
-    outcome = sampled_rule()(
-        draft=drafts,
-        draft_probs=_draft_probs(draft_block),
-        target_probs=probs,
-        # float64: of float32 uniforms one in 2^24 is 0, which accepts a draft of any probability.
-        accept_uniforms=uniforms(requests, width - 1, like=logits),
-        bonus_uniforms=uniforms(requests, like=logits),
-        verify_lens=limits,
-        checked=False,
-    )
-    if seeds is not None:
-        outcome = _seeded(outcome, drafts, probs, anchors, limits, seeds)
+    outcome = judge(sampled_rule(), drafts, limits, probs, draft_block, anchors, seeds)
     if not sampling_info.is_any_greedy:
         return outcome
     likeliest = logits.argmax(-1).view(requests, width)
     greedy = accept_greedy(drafts, likeliest, limits, checked=False)
-    return _either(draft_block.greedy_mask, greedy, outcome)
+    return either(draft_block.greedy_mask, greedy, outcome)
+
+
+def judge(
+    rule: Rule,
+    drafts: Tensor,
+    limits: Tensor,
+    probs: Tensor,
+    draft_block: Any,
+    anchors: Tensor,
+    seeds: Seeds | None,
+    choose: Callable[..., Tensor] = seeded_choice,
+    *,
+    checked: bool = False,
+) -> Acceptance:
+    """Judge drafts [R, n] by the target's distributions probs [R, n + 1, V], all as if sampled.
+
+    rule: of requests without a seed. limits: [R] int64, drafts to judge. choose, checked: as of
+    `accept_seeded`; other arguments as of `accept`.
+    """
+    requests, depth = drafts.shape
+    outcome = rule(
+        draft=drafts,
+        draft_probs=_draft_probs(draft_block, depth),
+        target_probs=probs,
+        # float64: of float32 uniforms one in 2^24 is 0, which accepts a draft of any probability.
+        accept_uniforms=uniforms(requests, depth, like=probs),
+        bonus_uniforms=uniforms(requests, like=probs),
+        verify_lens=limits,
+        checked=checked,
+    )
+    if seeds is None:
+        return outcome
+    rows = seeds.rows
+    given = drafts[rows], probs[rows], seeds.values, anchors[rows].long(), limits[rows]
+    drawn = accept_seeded(*given, choose, checked=checked)
+    return Acceptance(
+        outcome.accepted.index_copy(0, rows, drawn.accepted),
+        outcome.bonus.index_copy(0, rows, drawn.bonus),
+    )
 
 
 @cache
@@ -71,21 +99,7 @@ def sampled_rule() -> Rule:
     return accept_sampled if current_config().verify.rule == "token" else accept_block
 
 
-def _seeded(
-    outcome: Acceptance, drafts: Tensor, probs: Tensor, anchors: Tensor, limits: Tensor, by: Seeds
-) -> Acceptance:
-    """Replace the outcome of requests with a seed by what they draw by it."""
-    rows = by.rows
-    drawn = accept_seeded(
-        drafts[rows], probs[rows], by.values, anchors[rows].long(), limits[rows], checked=False
-    )
-    return Acceptance(
-        outcome.accepted.index_copy(0, rows, drawn.accepted),
-        outcome.bonus.index_copy(0, rows, drawn.bonus),
-    )
-
-
-def _either(chosen: Tensor, ones: Acceptance, others: Acceptance) -> Acceptance:
+def either(chosen: Tensor, ones: Acceptance, others: Acceptance) -> Acceptance:
     """Select by request: `ones` where chosen [R] bool, else `others`."""
     return Acceptance(
         torch.where(chosen, ones.accepted, others.accepted),
@@ -112,12 +126,12 @@ def target_probs(logits: Tensor, sampling_info: Any, width: int) -> Tensor:
     return probs
 
 
-def _draft_probs(draft_block: Any) -> Tensor | None:
-    """Return the distribution of each draft, [R, gamma, V]; None: each is an argmax."""
-    if draft_block.greedy_draft:
+def _draft_probs(draft_block: Any, depth: int) -> Tensor | None:
+    """Return the distributions of the first drafts, [R, depth, V]; None: each is an argmax."""
+    if draft_block.greedy_draft or depth == 0:
         return None
     temperature = draft_block.temperatures.reshape(-1, 1, 1)
-    return torch.softmax(draft_block.corrected_logits.float() / temperature, dim=-1)
+    return torch.softmax(draft_block.corrected_logits[:, :depth].float() / temperature, dim=-1)
 
 
 def uniforms(*shape: int, like: Tensor) -> Tensor:

@@ -128,7 +128,11 @@ def build(worker: Any, passes: profile.Passes, clock: Clock, key: ProfileKey) ->
     for fallback in (*profiled.fallbacks, *refused, *headless):
         metrics.count_fallback(fallback)
     speeds = SpeedTargets(pool_rows, chosen.speed_target)
-    _announce(planner, profiled, calibrated)
+    logger.info(
+        "sglang-dspark: mode compact, scheduled by %s; step times of 1 to %d tokens and drafts of "
+        "1 to %d positions %s; %s",
+        planner.describe(), profiled.table.knots[-1], planner.gamma, profiled.source, calibrated,
+    )  # fmt: skip
     fit = DrafterFit(FirstDrafts(pool_rows, chosen.min_acceptance), metrics, planner.renew)
     return ScheduleEngine(planner, calibration, metrics, clock, fit, chosen.fairness_floor, speeds)
 
@@ -152,19 +156,6 @@ def _lag() -> int:
     With overlap a step is planned while the previous one runs.
     """
     return 1 if upstream.get_schedule().disable_overlap_schedule else 2
-
-
-def _announce(planner: Planner, profiled: profile.Profiled, calibrated: str) -> None:
-    """Log one line: the mode, the algorithm, the profile and its source."""
-    logger.info(
-        "sglang-dspark: mode compact, scheduled by %s; step times of 1 to %d tokens and drafts of "
-        "1 to %d positions %s; %s",
-        planner.describe(),
-        profiled.table.knots[-1],
-        planner.gamma,
-        profiled.source,
-        calibrated,
-    )
 
 
 def _planner(gamma: int, costs: CostModel, config: PlannerConfig) -> Planner:
@@ -222,11 +213,8 @@ def profile_key(worker: Any, device: str, backend: str) -> ProfileKey:
 
     device: its name and the part of it that computes. backend: the code that runs the passes.
     """
-    target, draft, parallel = (
-        worker.model_runner,
-        worker.draft_model_runner,
-        upstream.get_parallel(),
-    )
+    target, draft = worker.model_runner, worker.draft_model_runner
+    parallel = upstream.get_parallel()
     slots = target.req_to_token_pool.req_to_token.shape[0]
     return ProfileKey(
         model=_named(str(target.model_config.model_path)),

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from sglang_dspark.step import commit, draft, plan, verify
+from sglang_dspark.step.rules import rules_of
 from sglang_dspark.step.state import StepState
 from sglang_dspark.step.timing import span
 
@@ -38,7 +39,7 @@ def _launch(state: StepState, batch: Any, publish: Callable[..., None] | None, g
     batch.seq_lens.record_stream(torch.get_device_module(worker.device).current_stream())
     worker._observers.begin_step()
     window = verify.window_of(worker, batch)  # [R, gamma + 1]
-    rules = device.rules(state.counts, batch)
+    rules = rules_of(worker, state.counts, batch)
     with span("draft"):
         proposal = draft.propose(state, batch, window, step, rules.seeds)
     with span("admit"):

@@ -8,8 +8,6 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from sglang_dspark.step.engine_protocol import Engine, Step
-from sglang_dspark.step.penalties import OutputCounts
-from sglang_dspark.step.rules import Rules
 from sglang_dspark.step.seeds import Seeds
 from sglang_dspark.step.timing import Clock
 from sglang_dspark.step.verify import VerifyInput, VerifyOutput
@@ -29,10 +27,6 @@ class Device(Protocol):
 
         Returns upstream's `GenerationBatchResult`; None: the batch needs the stages.
         """
-        ...
-
-    def rules(self, counts: OutputCounts, batch: Any) -> Rules:
-        """Return the sampling settings of the batch that upstream ignores and this step applies."""
         ...
 
     def draft(self, batch: Any, window: Any, depth: int, seeds: Seeds | None) -> Any:

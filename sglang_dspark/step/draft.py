@@ -13,7 +13,7 @@ from torch import Tensor
 
 from sglang_dspark.serving import upstream
 from sglang_dspark.step.engine_protocol import Step
-from sglang_dspark.step.seeds import Seeds
+from sglang_dspark.step.seeds import Seeds, draft_result
 from sglang_dspark.step.state import StepState
 
 _DEVICE_FAILED = ("CUDA error", "Triton Error [CUDA]")  # how torch's and Triton's errors begin
@@ -54,13 +54,7 @@ def skip(state: StepState, batch: Any) -> Any:
     params = upstream.resolve_draft_params(
         sampling_info=batch.sampling_info, bs=requests, device=device
     )
-    block = upstream.DraftBlockResult(
-        draft_tokens=_no_tokens(requests, int(worker.gamma), device),
-        corrected_logits=None,
-        greedy_mask=params.greedy_mask,
-        temperatures=params.temperatures,
-        greedy_draft=True,
-    )
+    block = draft_result(_no_tokens(requests, int(worker.gamma), device), params)
     folded = state.device.accepts_in_graph(requests, 0)
     return upstream.DraftProposal(draft_block_ids=ids, draft_block=block, folded=folded)
 

@@ -48,7 +48,10 @@ class Step:
 
 
 class Engine(Protocol):
-    """Plan steps and learn from their results."""
+    """Plan steps and learn from their results.
+
+    The bodies are those of an engine that only plans.
+    """
 
     def begin(
         self,
@@ -68,7 +71,7 @@ class Engine(Protocol):
 
     def start(self, step: Step) -> None:
         """Time the newest step from now on: its work is launched."""
-        ...
+        return
 
     def admit(self, step: Step, logits: Tensor | None, greedy: Tensor | None) -> Counts:
         """Return verify lengths l_r, [R] int64.
@@ -77,7 +80,7 @@ class Engine(Protocol):
         on the host; None by past acceptance, or when nothing was drafted. greedy: [R] bool,
         requests that take the likeliest token; None: every request.
         """
-        ...
+        raise AssertionError("the leader admits")
 
     def calibrate(self, step: Step, greedy: Tensor | None) -> tuple[Floats, Floats]:
         """Return slopes and shifts [R, gamma] of the logits, by which a device admits.
@@ -85,26 +88,26 @@ class Engine(Protocol):
         greedy: [R] bool on the host; None: every request. c = sigmoid(slope * logit + shift); a NaN
         logit has confidence 0. Only finished steps are in them.
         """
-        ...
+        raise AssertionError("only a host admits without a schedule")
 
     def skip_draft(self, step: Step, *, failed: bool) -> None:
         """Decode a step without its planned draft: it failed, or drafting rests."""
-        ...
+        raise AssertionError("with several ranks a planned draft is never skipped")
 
     def landed(self, step: Step, lengths: Counts, accepted: Counts) -> None:
         """Take a step's result from the host: [R] int64 lengths and accepted drafts."""
-        ...
+        return
 
     def processed(self, reqs: Sequence[Any], accepted: Sequence[int], speculated: bool) -> None:
         """Count a step's tokens that were handed out: its requests, accepted drafts of each."""
-        ...
+        return
 
     def interrupted(self) -> None:
         """Discard the time of the last step: something else than a decode step ran."""
-        ...
+        return
 
 
-class VerifyAll:
+class VerifyAll(Engine):
     """Draft gamma positions in every step and verify all of them.
 
     Nothing is measured or learned, but a drafter that does not fit is logged. Of several ranks the
@@ -146,21 +149,8 @@ class VerifyAll:
         """Decode a step without its planned draft."""
         step.plan, step.undrafted = step.plan.without_drafts(), True
 
-    def start(self, step: Step) -> None:
-        """Do nothing: steps are not timed."""
-
-    def calibrate(self, step: Step, greedy: Tensor | None) -> tuple[Floats, Floats]:
-        """Raise: an accelerator serves this mode by SGLang's own step."""
-        raise AssertionError("only a host admits without a schedule")
-
     def landed(self, step: Step, lengths: Counts, accepted: Counts) -> None:
         """Take a step's result from the host: [R] int64 lengths and accepted drafts."""
         step.lengths, step.accepted = lengths, accepted
         if self._fit is not None and not step.made_up:
             self._fit.observe(step)
-
-    def processed(self, reqs: Sequence[Any], accepted: Sequence[int], speculated: bool) -> None:
-        """Do nothing: nothing is counted."""
-
-    def interrupted(self) -> None:
-        """Do nothing: steps are not timed."""

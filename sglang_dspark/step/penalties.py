@@ -222,7 +222,8 @@ def row_generations(batch: Any, pool: Any) -> list[RowGeneration]:
 def settings_of(reqs: Sequence[Any], like: Tensor) -> Penalties:
     """Upload the settings of P requests to the device of `like`."""
     params = [req.sampling_params for req in reqs]
-    stops = [_forbidden(req) for req in reqs]
+    short = (len(req.output_ids) < req.sampling_params.min_new_tokens for req in reqs)
+    stops = [stop_ids(req) if each else [] for req, each in zip(reqs, short, strict=True)]
     longest = max(1, *map(len, stops))
     numbers = _upload(
         [[p.frequency_penalty, p.presence_penalty, p.repetition_penalty] for p in params],
@@ -239,12 +240,6 @@ def settings_of(reqs: Sequence[Any], like: Tensor) -> Penalties:
         ),
         stops=_upload([ids + (ids[-1:] or [0]) * (longest - len(ids)) for ids in stops], like),
     )
-
-
-def _forbidden(req: Any) -> list[int]:
-    """Return the tokens that are not allowed yet, if any."""
-    short = len(req.output_ids) < req.sampling_params.min_new_tokens
-    return stop_ids(req) if short else []
 
 
 def stop_ids(req: Any) -> list[int]:

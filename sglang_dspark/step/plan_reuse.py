@@ -43,29 +43,22 @@ class PlanReuse:
         rows [R], generation of the pool's rows, limits [R], starts: as for the coming step's plan.
         A plan that explores is not reused.
         """
-        plan = last.plan
-        same = plan.settled and plan.requests == len(rows)
+        plan, slots = last.plan, rows.numpy()
+        same = plan.settled and plan.requests == len(slots)
         if same and plan.mode not in (Mode.PLAIN, Mode.OFF):
-            same = starts and limits is None and _reusable(last)
-            same = same and _same_requests(last, rows, generation)
+            # Few requests with a confidence each, in the same order, no weights and no limits.
+            same = (
+                starts
+                and limits is None
+                and not last.limited
+                and plan.weights is None
+                and plan.mode is Mode.SPECULATE
+                and plan.budget.drafts > 0
+                and plan.known == plan.requests <= FEW
+                and bool((slots == last.rows).all())
+                and bool((generation.numpy()[slots] == last.generations).all())
+            )
         if not same or self._made >= MOST:
             return False
         self._made += 1
         return True
-
-
-def _reusable(step: Step) -> bool:
-    """Return whether a plan with drafts may be reused: few requests with a confidence each, no
-    weights and no limits."""
-    plan = step.plan
-    drafts = plan.mode is Mode.SPECULATE and plan.budget.drafts > 0
-    alike = plan.weights is None and not step.limited
-    return drafts and alike and plan.known == plan.requests <= FEW
-
-
-def _same_requests(last: Step, rows: Tensor, generation: Tensor) -> bool:
-    """Return whether these are the newest step's requests, in its order."""
-    slots = rows.numpy()
-    return bool(
-        (slots == last.rows).all() and (generation.numpy()[slots] == last.generations).all()
-    )

@@ -14,7 +14,7 @@ announces each pass to the others.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -25,19 +25,17 @@ from torch import Tensor
 
 from sglang_dspark.schedule.agreement import FAILED, Agreement, failed
 from sglang_dspark.schedule.budget import Counts
-from sglang_dspark.schedule.online import Floats
 from sglang_dspark.schedule.plan import Plan
 from sglang_dspark.serving import upstream
 from sglang_dspark.serving.profile import Passes
 from sglang_dspark.step.engine import ScheduleEngine
-from sglang_dspark.step.engine_protocol import Step
+from sglang_dspark.step.engine_protocol import Engine, Step
 from sglang_dspark.step.verify import anchors_alone
 
 logger = logging.getLogger(__name__)
 
 NO_WINDOWS = -1  # indptr[0] where the leader's admission failed
-DONE, WARM_UP, VERIFY, DRAFT = range(4)  # what is announced; FAILED: the leader failed
-HEADER = 4  # kind, context, requests, depth
+DONE = 0  # announced in place of a pass, as FAILED
 
 
 class Ranks:
@@ -102,8 +100,8 @@ class Ranks:
         return indptr
 
 
-class Follower:
-    """Act on the leader's plans and learn nothing: the engine of a rank that does not lead."""
+class Follower(Engine):
+    """Act on the leader's plans: the engine of a rank that admits and learns nothing."""
 
     def __init__(self, agreement: Agreement) -> None:
         self._agreement = agreement
@@ -123,30 +121,6 @@ class Follower:
         """
         slots = _slots(rows)
         return Step(self._agreement.receive(slots), slots, generation.numpy()[slots])
-
-    def start(self, step: Step) -> None:
-        """Do nothing: the leader times its steps."""
-
-    def calibrate(self, step: Step, greedy: Tensor | None) -> tuple[Floats, Floats]:
-        """Raise: the leader admits (`Ranks.windows`)."""
-        raise AssertionError("the leader admits")
-
-    def admit(self, step: Step, logits: Tensor | None, greedy: Tensor | None) -> Counts:
-        """Raise: the leader admits."""
-        raise AssertionError("the leader admits")
-
-    def skip_draft(self, step: Step, *, failed: bool) -> None:
-        """Raise: with several ranks a planned draft is never skipped."""
-        raise AssertionError("the leader plans")
-
-    def landed(self, step: Step, lengths: Counts, accepted: Counts) -> None:
-        """Do nothing: the leader learns."""
-
-    def processed(self, reqs: Any, accepted: Any, speculated: bool) -> None:
-        """Do nothing: the leader counts."""
-
-    def interrupted(self) -> None:
-        """Do nothing: the leader times its steps."""
 
 
 def _slots(rows: Tensor) -> Counts:
@@ -170,89 +144,51 @@ def engine_for(
 
     Raises DSparkError if the leader could not build one.
     """
-    if ranks.agreement is None:
+    agreement = ranks.agreement
+    if agreement is None:
         return build(passes)
-    announcer = _Announcer(ranks.agreement, passes.most_requests)
-    if ranks.leads:
-        return _led(announcer, passes, build)
-    _follow(announcer, passes)
-    logger.info("sglang-dspark: acts on the plans of rank %d", ranks.agreement.leader)
-    return Follower(ranks.agreement)
-
-
-def _led(
-    announcer: _Announcer, passes: Passes, build: Callable[[Passes], ScheduleEngine]
-) -> ScheduleEngine:
+    if not agreement.leads:
+        _follow(agreement, passes)
+        logger.info("sglang-dspark: acts on the plans of rank %d", agreement.leader)
+        return Follower(agreement)
+    announced, end = _Announced(passes, agreement), FAILED
     try:
-        engine = build(_Announced(passes, announcer))
-    except BaseException:
-        announcer.send(FAILED)
-        raise
-    announcer.send(DONE)
+        engine = build(announced)  # type: ignore[arg-type]  # it has what `passes` has
+        end = DONE
+    finally:
+        _send(agreement, end)
     return engine
 
 
-def _follow(announcer: _Announcer, passes: Passes) -> None:
-    """Run what the leader announces until it has measured enough."""
-    while True:
-        kind, context, requests, depth, *drafts = announcer.receive()
-        if kind == WARM_UP:
-            passes.warm_up()
-        elif kind == VERIFY:
-            passes.verify_seconds(drafts[:requests], context)
-        elif kind == DRAFT:
-            passes.draft_seconds(requests, depth, context)
-        elif kind == DONE:
-            return
-        else:
-            raise failed(announcer.agreement.leader)
-
-
-class _Announcer:
-    """Announce the pass that runs next: [HEADER + most requests] int64."""
-
-    def __init__(self, agreement: Agreement, most_requests: int) -> None:
-        self.agreement = agreement
-        self._message = torch.zeros(HEADER + most_requests, dtype=torch.int64)
-
-    def send(
-        self,
-        kind: int,
-        context: int = 0,
-        requests: int = 0,
-        depth: int = 0,
-        drafts: Sequence[int] = (),
-    ) -> None:
-        """drafts: [R], of a pass that verifies."""
-        header = kind, context, requests, depth
-        self._message[: HEADER + len(drafts)] = torch.tensor([*header, *drafts])
-        self._broadcast()
-
-    def receive(self) -> list[int]:
-        """Return the header, then drafts of the most requests."""
-        self._broadcast()
-        return self._message.tolist()
-
-    def _broadcast(self) -> None:
-        dist.broadcast(self._message, src=self.agreement.leader, group=self.agreement.group)
+def _follow(agreement: Agreement, passes: Passes) -> None:
+    """Run the passes that the leader announces until it has measured enough."""
+    while (announced := _send(agreement)) != DONE:
+        if announced == FAILED:
+            raise failed(agreement.leader)
+        name, given = announced
+        getattr(passes, name)(*given)
 
 
 class _Announced:
-    """Announce each of the leader's passes (`profile.Passes`) before it runs."""
+    """The leader's passes (`profile.Passes`), each of which is announced before it runs."""
 
-    def __init__(self, own: Passes, announcer: _Announcer) -> None:
-        self._own, self._announcer = own, announcer
-        self.gamma, self.tiers, self.depths = own.gamma, own.tiers, own.depths
-        self.most_requests, self.longest = own.most_requests, own.longest
+    def __init__(self, own: Passes, agreement: Agreement) -> None:
+        self._own, self._agreement = own, agreement
 
-    def warm_up(self) -> None:
-        self._announcer.send(WARM_UP)
-        self._own.warm_up()
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._own, name)
+        if not callable(found):
+            return found
 
-    def verify_seconds(self, drafts: Sequence[int], context: int) -> float:
-        self._announcer.send(VERIFY, context, len(drafts), drafts=drafts)
-        return self._own.verify_seconds(drafts, context)
+        def run(*given: Any) -> Any:
+            _send(self._agreement, (name, given))
+            return found(*given)
 
-    def draft_seconds(self, requests: int, depth: int, context: int) -> float:
-        self._announcer.send(DRAFT, context, requests, depth)
-        return self._own.draft_seconds(requests, depth, context)
+        return run
+
+
+def _send(agreement: Agreement, message: Any = None) -> Any:
+    """Send the leader's message to every rank; returns it."""
+    held = [message]
+    dist.broadcast_object_list(held, src=agreement.leader, group=agreement.group)
+    return held[0]

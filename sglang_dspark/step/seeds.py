@@ -145,33 +145,7 @@ def draft_block(
         sampling_info=sampling_info, bs=len(base_logits), device=device
     )
     logits = _step_logits(markov_head, base_logits)
-    places = _places(
-        drawn, base_logits, anchor_tokens, draft_hidden, markov_head, noise, tp_sync, params, logits
-    )
-    tokens = torch.stack(list(places), dim=1)
-    noise.offset.add_(1)
-    return upstream.DraftBlockResult(
-        draft_tokens=tokens,
-        corrected_logits=logits,
-        greedy_mask=params.greedy_mask,
-        temperatures=params.temperatures,
-        greedy_draft=False,
-    )
-
-
-def _places(
-    drawn: DraftSeeds,
-    base_logits: Tensor,
-    anchor_tokens: Tensor,
-    draft_hidden: Tensor | None,
-    markov_head: Any,
-    noise: Any,
-    tp_sync: Any,
-    params: Any,
-    logits: Tensor,
-) -> Iterator[Tensor]:
-    """Yield tokens [R] of each position in turn. logits: [R, gamma, n], written."""
-    state, previous = markov_head.init_state(draft_hidden), anchor_tokens.long()
+    state, previous, drafted = markov_head.init_state(draft_hidden), anchor_tokens.long(), []
     for place in range(base_logits.shape[1]):
         tokens, state = upstream._draft_step(
             markov_head,
@@ -186,7 +160,23 @@ def _places(
         )
         tokens = drawn.drawn(tokens, logits[:, place], params.temperatures, place)
         previous = tp_sync.sync(upstream.SpecTpSyncSite.DSPARK_DRAFT, tokens)
-        yield previous
+        drafted.append(previous)
+    noise.offset.add_(1)
+    return draft_result(torch.stack(drafted, dim=1), params, logits)
+
+
+def draft_result(tokens: Tensor, params: Any, logits: Tensor | None = None) -> Any:
+    """Return upstream's `DraftBlockResult` of tokens [R, gamma].
+
+    params: upstream's, of the requests. logits: [R, gamma, V]; None: drafts are argmax choices.
+    """
+    return upstream.DraftBlockResult(
+        draft_tokens=tokens,
+        corrected_logits=logits,
+        greedy_mask=params.greedy_mask,
+        temperatures=params.temperatures,
+        greedy_draft=logits is None,
+    )
 
 
 def _step_logits(markov_head: Any, base_logits: Tensor) -> Tensor:

@@ -55,8 +55,8 @@ class VerifyOutput:
 
     outputs: upstream's, its logits [R * (gamma + 1), V] or [rows, V]. hidden: [rows, m * d].
 
-    in_graph: a captured pass ran. folded: it accepted too. rows: the packing of
-    the rows, on a device that packs them.
+    in_graph: a captured pass ran. folded: it accepted too. rows: on a device that packs
+    rows, their packing and upstream's window of them.
     """
 
     outputs: Any

@@ -6,7 +6,7 @@ import pytest
 from fastapi.exceptions import RequestValidationError
 from sglang.srt.entrypoints.openai.protocol import ResponsesRequest
 
-from sglang_dspark.patches.upstream_fixes import openai_limits
+from sglang_dspark.patches.upstream_fixes import other_apis
 from tests.patches.hooked import put_in
 
 
@@ -17,13 +17,13 @@ from tests.patches.hooked import put_in
 def test_all_tokens_are_given(
     monkeypatch: pytest.MonkeyPatch, asked: int | None, default: int | None, limit: int | None
 ) -> None:
-    put_in(monkeypatch, openai_limits.SEAMS)
+    put_in(monkeypatch, other_apis.SEAMS[1:])
     request = ResponsesRequest(input="Hi", max_output_tokens=asked)
     assert request.to_sampling_params(default)["max_new_tokens"] == limit
 
 
 def test_an_invalid_body_names_no_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    put_in(monkeypatch, openai_limits.SEAMS)
+    put_in(monkeypatch, other_apis.SEAMS[1:])
     where = {"file": "/srv/http_server.py", "line": 7, "function": "f", "path": "POST /v1"}
     wrong = {"loc": ("body", "max_tokens"), "msg": "max_tokens must be positive"}
     told = str(RequestValidationError([wrong], endpoint_ctx=where))  # type: ignore[arg-type]

@@ -9,7 +9,7 @@ import pytest
 from sglang.srt.mem_cache import kv_cache_configurator as upstream
 
 from sglang_dspark.backends.cpu import rank_resources, threads
-from sglang_dspark.patches.cpu import pool_default
+from sglang_dspark.patches.cpu import process_defaults
 from tests.patches.hooked import put_in
 
 GIB = 1 << 30
@@ -38,7 +38,7 @@ def budget(monkeypatch: pytest.MonkeyPatch, free: float, **given: Any) -> float:
     }
     for name, value in fixed.items():
         monkeypatch.setattr(upstream, name, lambda *_, value=value, **__: value)
-    put_in(monkeypatch, pool_default.SEAMS)
+    put_in(monkeypatch, process_defaults.SEAMS[:1])
     rank: Any = object.__new__(upstream.KVCacheConfigurator)
     rank.device, rank.gpu_id, rank.mambaish_config = "cpu", 0, None
     rank.model_config = SimpleNamespace(is_multimodal=False)

@@ -8,9 +8,9 @@ import sys
 
 import pytest
 
-from sglang_dspark.patches.cpu import processes
+from sglang_dspark.patches.cpu import process_defaults
 
-ASK = "from sglang_dspark.patches.cpu.processes import why_not; print(why_not())"
+ASK = "from sglang_dspark.patches.cpu.process_defaults import why_not; print(why_not())"
 COMPUTE = "import torch; torch.set_num_threads(2); a = torch.randn(999, 999); a @ a + a; "
 PLAIN_THREAD = (
     "import threading, time; threading.Thread(target=time.sleep, args=(60,), daemon=True)"
@@ -42,8 +42,8 @@ def test_a_process_with_threads_of_its_own_spawns(before: str, may: bool) -> Non
 
 
 def test_elsewhere_nothing_is_forked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processes.sys, "platform", "darwin")
-    assert processes.why_not() == "forks are not safe on darwin"
+    monkeypatch.setattr(process_defaults.sys, "platform", "darwin")
+    assert process_defaults.why_not() == "forks are not safe on darwin"
 
 
 def test_a_child_of_a_fork_computes() -> None:
@@ -51,7 +51,7 @@ def test_a_child_of_a_fork_computes() -> None:
     child = """
 import multiprocessing as mp
 import numpy, scipy.linalg, torch
-from sglang_dspark.patches.cpu.processes import fork_if_safe
+from sglang_dspark.patches.cpu.process_defaults import fork_if_safe
 numpy.ones((900, 900)) @ numpy.ones((900, 900))
 fork_if_safe(None, None)
 assert mp.get_start_method() == "fork"

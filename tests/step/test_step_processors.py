@@ -12,7 +12,7 @@ from sglang.srt.sampling.custom_logit_processor import (
     Qwen3ThinkingBudgetLogitProcessor,
 )
 
-from sglang_dspark.patches.step.logit_processors import check_processor
+from sglang_dspark.patches.step.unsupported import check_processor
 from sglang_dspark.step.rules import limits_of
 from tests.step.engine_scenario import GAMMA, Scenario
 

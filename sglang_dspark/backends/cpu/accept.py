@@ -20,7 +20,6 @@ that is masked completely, so this does too: a grammar then refuses it, and ends
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from functools import cache, lru_cache, partial
 from typing import Any
 
@@ -33,14 +32,13 @@ from sglang_dspark.backends.cpu.jit import kernel
 from sglang_dspark.backends.cpu.seeded_ops import choose
 from sglang_dspark.serving import upstream
 from sglang_dspark.serving.config import current_config
+from sglang_dspark.step.accept import Rule, either, judge
 from sglang_dspark.step.seeds import Seeds
 from sglang_dspark.verify import BatchSampling, target_distribution
 from sglang_dspark.verify.acceptance import Acceptance
 from sglang_dspark.verify.block import accept_block
 from sglang_dspark.verify.rejection import accept_sampled
-from sglang_dspark.verify.seeded import accept_seeded
 
-Rule = Callable[..., Acceptance]
 Outcome = tuple[Tensor, Tensor]  # accepted drafts [R] int32, next token [R] int64
 
 
@@ -66,13 +64,14 @@ def accept(
     if sampling_info is None or sampling_info.is_all_greedy:
         return accept_greedy(window, lens, starts, logits)
     probs = _target_probs(lens, starts, logits, sampling_info)
-    sampled = _sampled(window, lens, probs, draft_block)
-    if seeds is not None:
-        sampled = _seeded(sampled, window[:, 1 : probs.shape[1]], lens, probs, anchors, seeds)
-    if not sampling_info.is_any_greedy:
-        return sampled
-    greedy = accept_greedy(window, lens, starts, logits)
-    return _either(draft_block.greedy_mask, greedy, sampled)
+    drafts = window[:, 1 : probs.shape[1]]
+    outcome = judge(
+        sampled_rule(), drafts, lens - 1, probs, draft_block, anchors, seeds, choose, checked=True
+    )
+    if sampling_info.is_any_greedy:
+        greedy = Acceptance(*accept_greedy(window, lens, starts, logits))
+        outcome = either(draft_block.greedy_mask, greedy, outcome)
+    return outcome.accepted.to(torch.int32), outcome.bonus
 
 
 def accept_rows(
@@ -115,25 +114,6 @@ def _no_trim(requests: int) -> Tensor:
     return torch.zeros(requests, dtype=torch.int32)
 
 
-def _either(chosen: Tensor, ones: Outcome, others: Outcome) -> Outcome:
-    """Select by request: `ones` where chosen [R] bool, else `others`."""
-    return torch.where(chosen, ones[0], others[0]), torch.where(chosen, ones[1], others[1])
-
-
-def _seeded(
-    outcome: Outcome, drafts: Tensor, lens: Tensor, probs: Tensor, anchors: Tensor, by: Seeds
-) -> Outcome:
-    """Replace the outcome of requests that have a seed by their seeded draws."""
-    rows = by.rows
-    drawn = accept_seeded(
-        drafts[rows], probs[rows], by.values, anchors[rows].long(), lens[rows] - 1, choose
-    )
-    return (
-        outcome[0].index_copy(0, rows, drawn.accepted.to(torch.int32)),
-        outcome[1].index_copy(0, rows, drawn.bonus),
-    )
-
-
 def _target_probs(lens: Tensor, starts: Tensor, logits: Tensor, sampling_info: Any) -> Tensor:
     """Compute the distribution of every verified row: [R, max(lens), V], zero in other places."""
     width = int(lens.max())
@@ -150,27 +130,6 @@ def sampled_rule() -> Rule:
     if current_config().verify.rule == "token":
         return accept_sampled
     return partial(accept_block, walked=walk)
-
-
-def _sampled(window: Tensor, lens: Tensor, probs: Tensor, draft_block: Any) -> Outcome:
-    requests, width = probs.shape[:2]
-    drafts = window[:, 1:width]
-    draft_probs = None
-    if not draft_block.greedy_draft and width > 1:
-        temperature = draft_block.temperatures.reshape(-1, 1, 1)
-        draft_probs = torch.softmax(
-            draft_block.corrected_logits[:, : width - 1] / temperature, dim=-1
-        )
-    outcome = sampled_rule()(
-        draft=drafts,
-        draft_probs=draft_probs,
-        target_probs=probs,
-        # float64: of float32 uniforms one in 2^24 is 0, which accepts a draft of any probability.
-        accept_uniforms=torch.rand(requests, width - 1, dtype=torch.float64),
-        bonus_uniforms=torch.rand(requests, dtype=torch.float64),
-        verify_lens=lens - 1,
-    )
-    return outcome.accepted.to(torch.int32), outcome.bonus
 
 
 def sampling_probs(logits: Tensor, sampling_info: Any, rows: int | Tensor) -> Tensor:

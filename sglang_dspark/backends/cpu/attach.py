@@ -21,6 +21,7 @@ from sglang_dspark.backends.cpu.context_kv import write_context
 from sglang_dspark.backends.cpu.device import HostDevice
 from sglang_dspark.backends.cpu.linear import REVISION
 from sglang_dspark.backends.cpu.ragged_layout import layout_of, rows_in, window_of
+from sglang_dspark.backends.cpu.threads import chosen_threads
 from sglang_dspark.backends.cpu.verify_forward import VerifyRows, verify_forward
 from sglang_dspark.common.machine import cpu_description
 from sglang_dspark.schedule.cost_table import ProfileKey
@@ -50,12 +51,10 @@ def attach(worker: Any) -> StepState:
     if mode.host_verifies_all():
         logger.info("sglang-dspark: mode static (%s)", mode.choice().reason)
         # Ranks follow one plan here too: a draft that fails on one of them fails the server.
-        agreement = ranks.agreement
-        engine: Engine = (
-            VerifyAll(int(worker.gamma), DrafterFit(FirstDrafts(_pool_rows(worker))))
-            if agreement is None or agreement.leads
-            else Follower(agreement)
-        )
+        slots = int(worker.model_runner.req_to_token_pool.req_to_token.shape[0])
+        engine: Engine = VerifyAll(int(worker.gamma), DrafterFit(FirstDrafts(slots)))
+        if ranks.agreement is not None and not ranks.leads:
+            engine = Follower(ranks.agreement)
     else:
         key = _key(worker)
         engine = engine_for(
@@ -64,10 +63,6 @@ def attach(worker: Any) -> StepState:
             lambda passes: build(worker, passes, clock, key),
         )
     return StepState(worker, engine, device, ranks)
-
-
-def _pool_rows(worker: Any) -> int:
-    return int(worker.model_runner.req_to_token_pool.req_to_token.shape[0])
 
 
 def _unserved(worker: Any) -> str | None:
@@ -87,15 +82,11 @@ def _seconds() -> Callable[[], float]:
 
     Ranks wait for each other, which uses no CPU time, so they need the wall clock.
     """
-    from sglang_dspark.backends.cpu.threads import chosen_threads
-
     alone = chosen_threads() == 1 and upstream.get_parallel().tp_size == 1
     return time.thread_time if alone else time.perf_counter
 
 
 def _key(worker: Any) -> ProfileKey:
-    from sglang_dspark.backends.cpu.threads import chosen_threads
-
     return profile_key(
         worker,
         device=f"{cpu_description()}; {chosen_threads()} compute threads",

@@ -98,22 +98,6 @@ class DsparkCpuAttnBackend(upstream.AttentionBackend):
                 )
         queries = q.view(-1, layer.tp_q_head_num, layer.qk_head_dim)  # [T, H, D]
         out = q.new_empty(queries.shape[0], layer.tp_q_head_num, layer.v_head_dim)
-        self._attend(queries, keys, values, layer, in_place, new, out)
-        return out.view(-1, layer.tp_q_head_num * layer.v_head_dim)
-
-    forward_decode = forward_extend
-
-    def _attend(
-        self,
-        queries: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        layer: Any,
-        in_place: bool,
-        new: tuple[Tensor, Tensor, Tensor] | None,
-        out: Tensor,
-    ) -> None:
-        """Fill `out`: by the kernel in place, which also writes `new`, or by torch."""
         plan = self.plan
         assert plan is not None, "a pass attends once its metadata are there"
         causal = layer.attn_type != upstream.AttentionType.ENCODER_ONLY
@@ -127,6 +111,9 @@ class DsparkCpuAttnBackend(upstream.AttentionBackend):
         else:
             paged_attention.attend_by_torch(queries, keys, values, plan, layer, causal, window, out)
         out[plan.num_queries :] = 0
+        return out.view(-1, layer.tp_q_head_num * layer.v_head_dim)
+
+    forward_decode = forward_extend
 
 
 def _require_served(runner: Any) -> None:
@@ -177,41 +164,25 @@ class DsparkCpuMultiStepDraftBackend:
         ]
 
     def init_forward_metadata(self, forward_batch: Any) -> None:
-        """seq_lens [R] count the tokens before the first draft; branches are R * topk queries."""
-        pool = self.attn_backends[0].req_to_token_pool.req_to_token
-        table = branch_table(
-            pool,
-            forward_batch.req_pool_indices.to(torch.int64),
-            forward_batch.seq_lens.to(torch.int64),
-            self.topk,
-            self.speculative_num_steps,
-        )
-        rows = torch.arange(table.shape[0])
-        lens = forward_batch.seq_lens.to(torch.int64).repeat_interleave(self.topk)
+        """seq_lens [R] count the tokens before the first draft; branches are R * topk queries.
+
+        The slots of a branch by position are the request's own, then those of the branch's drafts.
+        """
+        table = self.attn_backends[0].req_to_token_pool.req_to_token
+        lens = forward_batch.seq_lens.to(torch.int64)
+        steps = self.speculative_num_steps
+        width = int(lens.max()) + steps if lens.numel() else steps
+        position = torch.arange(width)[None, None, :]  # [1, 1, width]
+        branch = torch.arange(self.topk)[None, :, None]  # [1, topk, 1]
+        moved = position + branch * steps
+        source = torch.where(position < lens[:, None, None], position, moved)
+        source = source.clamp(max=table.shape[1] - 1)
+        rows = forward_batch.req_pool_indices.to(torch.int64)[:, None, None]
+        slots = table[rows, source].reshape(-1, width)  # [R * topk, max seq_len + steps]
+        queries = lens.repeat_interleave(self.topk)
         for step, backend in enumerate(self.attn_backends):
-            ones = torch.ones_like(lens)
-            backend.plan = make_plan(table, rows, ones, lens + step + 1)
-
-
-def branch_table(
-    req_to_token: torch.Tensor,
-    req_rows: torch.Tensor,
-    seq_lens: torch.Tensor,
-    topk: int,
-    steps: int,
-) -> torch.Tensor:
-    """Build the slots by position for each branch: [R * topk, max seq_len + steps].
-
-    The first seq_lens[r] entries are the request's own, then the branch's drafts follow.
-    """
-    width = int(seq_lens.max()) + steps if seq_lens.numel() else steps
-    position = torch.arange(width)[None, None, :]  # [1, 1, width]
-    branch = torch.arange(topk)[None, :, None]  # [1, topk, 1]
-    length = seq_lens[:, None, None]  # [R, 1, 1]
-    source = torch.where(position < length, position, position + branch * steps)
-    source = source.clamp(max=req_to_token.shape[1] - 1)
-    slots = req_to_token[req_rows[:, None, None], source]  # [R, topk, width]
-    return slots.reshape(-1, width)
+            ones = torch.ones_like(queries)
+            backend.plan = make_plan(slots, torch.arange(len(slots)), ones, queries + step + 1)
 
 
 @contextmanager

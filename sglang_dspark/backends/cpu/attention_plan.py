@@ -119,7 +119,10 @@ class AttentionPlan:
             tree = torch.from_numpy(self.trees[r]) if self.trees.size else None
             queries, cached = int(self.requests[r, QUERIES]), int(self.requests[r, CACHED])
             seen = visibility(queries, cached, causal, window, tree)
-            self._masks[key] = None if seen is None else _additive(seen, dtype)
+            self._masks[key] = None
+            if seen is not None:
+                zeros = torch.zeros(queries, cached, dtype=dtype)
+                self._masks[key] = zeros.masked_fill_(~seen, float("-inf"))
         return self._masks[key]
 
 
@@ -190,10 +193,6 @@ def visibility(
     if window >= 0:
         seen &= key >= query - window
     return seen
-
-
-def _additive(seen: Tensor, dtype: torch.dtype) -> Tensor:
-    return torch.zeros(seen.shape, dtype=dtype).masked_fill_(~seen, float("-inf"))
 
 
 def _verify_windows(spec_info: Any, rows: int) -> Index:

@@ -27,16 +27,11 @@ def activate() -> str | None:
         return None
     if os.environ.setdefault("SGLANG_USE_CPU_ENGINE", "1") != "1":
         return None
-    from sglang_dspark.backends.cpu import stub_modules, threads
+    from sglang_dspark.backends.cpu import stub_modules
 
-    threads.set_environment_defaults()
-    set_step_defaults()
-    stub_modules.install()
-    return PLATFORM_CLASS
-
-
-def set_step_defaults() -> None:
-    """Set upstream switches whose defaults only slow a CPU step down."""
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # libgomp reads it when it is loaded
     # The generic dense draft has stacked context projections only as an option; one matmul over
     # all draft layers beats one for each.
     os.environ.setdefault("SGLANG_DSPARK_STACKED_CTX_KV", "1")
+    stub_modules.install()
+    return PLATFORM_CLASS

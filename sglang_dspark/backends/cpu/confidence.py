@@ -8,7 +8,6 @@ not support keeps the model's own `DSparkDraftMixin.compute_confidence`.
 from __future__ import annotations
 
 from ctypes import c_int64, c_void_p
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -27,53 +26,16 @@ _P, _N = c_void_p, c_int64
 _CONFIDENCE = ("confidence", _P, _N, _N, _N, _P, _P, _P, _P, _P, _N, _P, _N, _P, _P)
 
 
-@dataclass(frozen=True)
-class ConfidenceWeights:
-    """weight: [1, d + r]; bias: [1]; w1: [V, r], or None for r = 0; temperature: [1] or [gamma].
-
-    All float32 and contiguous; values updated in place are used at once.
-    """
-
-    weight: Tensor
-    bias: Tensor | None
-    w1: Tensor | None
-    temperature: Tensor
-
-    @property
-    def supported(self) -> bool:
-        """Return whether the operator supports them."""
-        given = (self.weight, self.bias, self.w1, self.temperature)
-        tensors = [t for t in given if t is not None]
-        return all(t.is_cpu and t.dtype is torch.float32 and t.is_contiguous() for t in tensors)
-
-
-def confidence(
-    weights: ConfidenceWeights, features: Tensor, anchor: Tensor, drafts: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Compute conditional survivals sigmoid(logit / T) and logits of a block, [R, d] float32.
-
-    features: [R * d, width] float32, contiguous; anchor: [R] int64; drafts: [R, d] int64.
-    """
-    run, width = operator(*_CONFIDENCE), features.shape[1]
-    assert run is not None
-    anchor, drafts = anchor.contiguous(), drafts.contiguous()
-    bias, w1, temperature = weights.bias, weights.w1, weights.temperature
-    survival, logits = torch.empty(2, *drafts.shape).unbind()
-    run(
-        features.data_ptr(), *drafts.shape, width, anchor.data_ptr(), drafts.data_ptr(),
-        weights.weight.data_ptr(), None if bias is None else bias.data_ptr(),
-        None if w1 is None else w1.data_ptr(), weights.weight.shape[1] - width,
-        temperature.data_ptr(), temperature.numel(), survival.data_ptr(), logits.data_ptr(),
-    )  # fmt: skip
-    return survival, logits
+# Weight [1, d + r], bias [1], W1 [V, r] (None for r = 0) and temperature [1] or [gamma].
+_Weights = tuple[Tensor, Tensor | None, Tensor | None, Tensor]
 
 
 def confidence_of(
     draft_model: Any, anchors: Tensor, drafts: Tensor, features: Tensor
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Return conditional survivals [R, d] of drafts [R, d] and their logits; None without a head.
+    """Return conditional survivals sigmoid(logit / T) and logits of a block; None without a head.
 
-    anchors: [R] int64. features: [R * d, n], float.
+    anchors: [R] int64, drafts: [R, d] int64, features: [R * d, n] float. Both results are [R, d].
     """
     if draft_model.confidence_head is None:
         return None, None
@@ -83,10 +45,21 @@ def confidence_of(
             anchor_tokens=anchors, draft_tokens=drafts, confidence_features=features
         )
         return survivals, logits
-    return confidence(weights, features.view(-1, features.shape[-1]), anchors, drafts)
+    run, width = operator(*_CONFIDENCE), features.shape[-1]
+    assert run is not None
+    anchors, drafts = anchors.contiguous(), drafts.contiguous()
+    weight, bias, w1, temperature = weights
+    survivals, logits = torch.empty(2, *drafts.shape).unbind()
+    run(
+        features.data_ptr(), *drafts.shape, width, anchors.data_ptr(), drafts.data_ptr(),
+        weight.data_ptr(), None if bias is None else bias.data_ptr(),
+        None if w1 is None else w1.data_ptr(), weight.shape[1] - width,
+        temperature.data_ptr(), temperature.numel(), survivals.data_ptr(), logits.data_ptr(),
+    )  # fmt: skip
+    return survivals, logits
 
 
-def _weights(draft_model: Any) -> ConfidenceWeights:
+def _weights(draft_model: Any) -> _Weights:
     """Resolve the head's weights. Raises UnsupportedError if the operator cannot read them."""
     require_library()
     head, markov = draft_model.confidence_head, draft_model.markov_head
@@ -97,6 +70,8 @@ def _weights(draft_model: Any) -> ConfidenceWeights:
         require(plain, f"{type(markov).__name__} embeds earlier tokens in a way of its own")
         require(markov.vocab_shard is None, "its vocabulary is split over ranks")
         w1 = markov.markov_w1.weight
-    weights = ConfidenceWeights(head.proj.weight, head.proj.bias, w1, head.sts_temperatures)
-    require(weights.supported, "its weights are not float32 without gaps")
+    weights = (head.proj.weight, head.proj.bias, w1, head.sts_temperatures)
+    tensors = [each for each in weights if each is not None]
+    plain = all(t.is_cpu and t.dtype is torch.float32 and t.is_contiguous() for t in tensors)
+    require(plain, "its weights are not float32 without gaps")
     return weights

@@ -72,7 +72,8 @@ class Injector:
         numbers = [layer.self_attn.attn.layer_id - pool.start_layer for layer in model.layers]
         buffers = [(pool.k_buffer[i], pool.v_buffer[i]) for i in numbers]
         weights = (packed_copy(model.fc.weight), packed_copy(stacked["weight"]))
-        products = [_product(weight) for weight in weights]
+        kernels = [linear.kernel_of(weight) for weight in weights]
+        assert None not in kernels, "resolve_injector requires weights that our kernels read"
         self.pool, self._buffers, self._weights = pool, buffers, weights
         self._fc, self._fc_at = model.fc.weight, model.fc.weight.data_ptr()
         self._fc_norm, cos_sin = model.hidden_norm.weight, attention.rotary_emb.cos_sin_cache
@@ -81,9 +82,9 @@ class Injector:
         self._held = (*norms, cos_sin, caches)  # the tables have addresses only
         (d, width), (columns, _) = weights[0].shape, weights[1].shape
         self._tables = ContextTables(
-            tuple(entry for entry, _ in products),
+            tuple(kernel.entry for kernel in kernels if kernel is not None),
             tuple(weight.data_ptr() for weight in weights),
-            tuple(threads for _, threads in products),
+            tuple(linear.threads_for(*weight.shape) for weight in weights),
             tuple(norm.data_ptr() for norm in norms),
             cos_sin.data_ptr(),
             caches.data_ptr(),
@@ -285,14 +286,6 @@ def _plain(weight: Tensor) -> bool:
     """Return whether our float32 kernel multiplies any number of rows by this weight [N, K]."""
     with torch.no_grad():
         return weight.dtype is _FLOAT and linear.eligible(torch.empty(1, weight.shape[1]), weight)
-
-
-def _product(weight: Tensor) -> tuple[int, int]:
-    """Return the address of the kernel for a weight [N, K], and the threads it uses."""
-    multiply = linear.kernel_of(weight)
-    assert multiply is not None
-    threads = linear.threads_for(*weight.shape)
-    return multiply.entry, threads
 
 
 def write_context(worker: Any, hidden: Tensor, slots: Tensor, positions: Tensor) -> None:

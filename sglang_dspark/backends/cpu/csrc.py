@@ -22,7 +22,6 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -72,24 +71,11 @@ class BuildError(Exception):
     """No library: there is no compiler, or it failed; the text says which."""
 
 
-@dataclass(frozen=True)
-class Library:
-    """The loaded library; its functions as csrc/library.cpp and csrc/pool.h declare them.
-
-    keep: the library, which must outlive the functions; `operator` binds those of operators.
-    """
-
-    processor: Any  # () -> bits
-    matmul: Any  # (processor's bits, format, cache level) -> address or None
-    pool_serve: Any  # (address of an int32) -> None
-    keep: ctypes.CDLL
-
-
 @cache
-def library() -> Library | None:
+def library() -> ctypes.CDLL | None:
     """Load the library, built first if missing; None where that fails, which is logged once."""
     try:
-        return _loaded(ctypes.CDLL(str(_find())))
+        return _declared(ctypes.CDLL(str(_find())))
     except (BuildError, OSError) as error:
         logger.warning(
             "sglang-dspark: torch multiplies, which is slower: the C++ library of the CPU kernels "
@@ -100,14 +86,15 @@ def library() -> Library | None:
         return None
 
 
-def _loaded(found: ctypes.CDLL) -> Library:
+def _declared(found: ctypes.CDLL) -> ctypes.CDLL:
+    """Declare the functions of csrc/library.cpp and csrc/pool.h; `operator` binds operators."""
     found.dspark_processor.argtypes = []
     found.dspark_processor.restype = ctypes.c_int32
     found.dspark_matmul.argtypes = [ctypes.c_int32, ctypes.c_int32, ctypes.c_int32]
     found.dspark_matmul.restype = ctypes.c_void_p
     found.dspark_pool_serve.argtypes = [ctypes.c_void_p]
     found.dspark_pool_serve.restype = None
-    return Library(found.dspark_processor, found.dspark_matmul, found.dspark_pool_serve, found)
+    return found
 
 
 def why_not() -> str | None:
@@ -115,7 +102,7 @@ def why_not() -> str | None:
     loaded = library()
     if loaded is None:
         return f"the C++ library of the CPU kernels is missing; {HOW_TO}"
-    fuses = loaded.processor() & 1
+    fuses = loaded.dspark_processor() & 1
     return None if fuses else "this processor has no AVX2 and fused multiply-add"
 
 
@@ -129,19 +116,13 @@ def operator(
     None where `why_not` has a reason.
     """
     loaded = library()
-    level = level or _operator_level(0 if loaded is None else loaded.processor())
-    if loaded is None or level is None:
+    bits = 0 if loaded is None else loaded.dspark_processor()
+    if loaded is None or not bits & 1:
         return None
-    function = loaded.keep[f"dspark_{name}_{level}"]
+    level = level or OPERATOR_LEVELS[-1 if bits & 2 else 0]
+    function = loaded[f"dspark_{name}_{level}"]
     function.argtypes, function.restype = argtypes, returns
     return function
-
-
-def _operator_level(bits: int) -> str | None:
-    """Choose one of OPERATOR_LEVELS by the bits of `dspark_processor`."""
-    if not bits & 1:
-        return None
-    return OPERATOR_LEVELS[-1] if bits & 2 else OPERATOR_LEVELS[0]
 
 
 def file_name() -> str:
@@ -212,8 +193,9 @@ def _compile(compiler: list[str], room: Path) -> Path:
     objects, running = [], []
     for number, (source, flags) in enumerate(OBJECTS):
         objects.append(str(room / f"{number}.o"))
-        named = [_in_zig(flag) for flag in flags] if zig else flags
-        command = [*compiler, *FLAGS, *named, "-c", source, "-o", objects[-1]]
+        if zig:  # whose names of processors have underscores
+            flags = tuple(f.replace("x86-64", "x86_64").replace("64-v", "64_v") for f in flags)
+        command = [*compiler, *FLAGS, *flags, "-c", source, "-o", objects[-1]]
         running.append(
             subprocess.Popen(
                 command, cwd=SOURCES, env=environment, stderr=subprocess.PIPE, text=True
@@ -230,11 +212,6 @@ def _compile(compiler: list[str], room: Path) -> Path:
     if done.returncode:
         raise BuildError(_first_error(done.stderr))
     return made
-
-
-def _in_zig(flag: str) -> str:
-    """Write a flag for Zig, whose names of processors have underscores."""
-    return flag.replace("x86-64-v", "x86_64_v").replace("x86-64", "x86_64")
 
 
 def _first_error(said: str) -> str:

@@ -8,7 +8,6 @@ windows.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -29,19 +28,9 @@ from sglang_dspark.backends.cpu.ragged_layout import (
 )
 from sglang_dspark.backends.cpu.verify_forward import VerifyRows, verify_forward
 from sglang_dspark.step.engine_protocol import Engine, Step
-from sglang_dspark.step.penalties import OutputCounts
-from sglang_dspark.step.rules import Rules, rules_of
 from sglang_dspark.step.seeds import Seeds
 from sglang_dspark.step.timing import Clock
 from sglang_dspark.step.verify import VerifyInput, VerifyOutput, adjust
-
-
-@dataclass(frozen=True)
-class _Packed:
-    """Map packed rows of a pass to windows, with upstream's window of them."""
-
-    rows: PackedRows
-    window: Any
 
 
 class HostDevice:
@@ -64,10 +53,6 @@ class HostDevice:
         if not (self._plain_steps and plain_step.supports_batch(batch)):
             return None
         return plain_step.run(worker, batch, publish)
-
-    def rules(self, counts: OutputCounts, batch: Any) -> Rules:
-        """Collect the rules from the requests' settings."""
-        return rules_of(self._worker, counts, batch)
 
     def accepts_in_graph(self, requests: int, admitted: int) -> bool:
         """Return False: there are no graphs on a CPU."""
@@ -108,7 +93,7 @@ class HostDevice:
         output = verify_forward(worker, batch, packed)
         if plain_step.reads_windows(batch):
             output.next_token_logits = self._spread(inputs, rows, output.next_token_logits)
-        return VerifyOutput(output, output.hidden_states, rows=_Packed(rows, window))
+        return VerifyOutput(output, output.hidden_states, rows=(rows, window))
 
     def _spread(self, inputs: VerifyInput, rows: PackedRows, logits: Tensor) -> Tensor:
         """Spread logits [N, V] over windows [R * (gamma + 1), V], and adjust them."""
@@ -123,7 +108,7 @@ class HostDevice:
         """Accept by our rules over the verified rows."""
         logits, block = verified.outputs.next_token_logits, inputs.proposal.draft_block
         info, prefix = inputs.batch.sampling_info, inputs.batch.seq_lens
-        rows: PackedRows = verified.rows.rows
+        rows: PackedRows = verified.rows[0]
         starts = rows.starts if logits.shape[0] == rows.total else rows.strided
         ids, seeds, agree = inputs.ids, inputs.rules.seeds, self._worker._tp_sync
         return accept_rows(ids, rows.lens, starts, logits, block, info, prefix, seeds, agree)
@@ -132,7 +117,7 @@ class HostDevice:
         """Write hidden states [N, m * d] of the committed rows into the draft's context."""
         if inputs.rules.penalties is not None:
             inputs.rules.penalties.count(accepted.out_tokens, accepted.commit_lens)
-        rows, window = verified.rows.rows, verified.rows.window
+        rows, window = verified.rows
         hidden, commit = verified.hidden, accepted.commit_lens
         assert hidden is not None, "a verify pass captures hidden states"
         slots, positions, kept = window.verify_cache_loc, window.positions, int(commit.sum())

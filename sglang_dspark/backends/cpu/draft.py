@@ -19,12 +19,12 @@ from sglang_dspark.backends.cpu import context_kv, reduced_head, seeded_ops
 from sglang_dspark.backends.cpu.confidence import confidence_of
 from sglang_dspark.backends.cpu.fast_paths import require, supported
 from sglang_dspark.backends.cpu.layers import direct_forward
-from sglang_dspark.backends.cpu.layers.layer_spec import draft_layer_of, ending_of
+from sglang_dspark.backends.cpu.layers.layer_spec import draft_layer_of
 from sglang_dspark.backends.cpu.layers.layer_stack import stack_of_model
 from sglang_dspark.backends.cpu.reduced_head import ReducedHead, SeededWaits, find_reduced_head
 from sglang_dspark.drafter.draft_confidence import draft_confidence
 from sglang_dspark.serving import mode, upstream
-from sglang_dspark.step.seeds import DraftSeeds, Seeds, draft_block
+from sglang_dspark.step.seeds import DraftSeeds, Seeds, draft_block, draft_result
 
 _PLAIN = "dspark_plain_ends"  # attribute of a draft model: (its embedding, the answer)
 
@@ -102,7 +102,7 @@ class Drafter:
             seen = direct_forward.Window(
                 ids.view(-1), positions, slots, batch.req_pool_indices, batch.seq_lens, spec
             )
-            stack = stack_of_model(model, draft_layer_of, ending_of)
+            stack = stack_of_model(model, draft_layer_of)
             done = stack and direct_forward.run(runner, stack, model.embed_tokens, seen)
             if done:
                 hidden: Tensor = done[0]
@@ -234,7 +234,9 @@ class DraftHeads:
         greedy = self._greedy_only or info is None or info.is_all_greedy
         reduced = self._reduced
         if reduced is not None and greedy:
-            return self._greedy(reduced, base, anchors, confidence)
+            agree = self._agree if self._together else None
+            tokens = reduced_head.draft_greedy(reduced, base, anchors.long(), agree, confidence)
+            return draft_result(tokens, _greedy_params(len(base)))
         if reduced is not None:
             waits = seeded_waits(seeds, positions, reduced.tokens, base.shape[1])
             return self._sampled(reduced, base, anchors, info, waits, confidence)
@@ -251,47 +253,14 @@ class DraftHeads:
         if seeds is not None and not greedy:
             drawn = DraftSeeds(seeds, positions.long())
             return _estimated(draft_block(drawn, **options), confidence)
-        if confidence is not None:
-            return self._with_logits(options, greedy, confidence)
-        # Upstream would keep and noise the logits of greedy requests too, which are not read.
-        return upstream.sample_draft_block(**options, greedy_draft=greedy)
-
-    def _with_logits(self, options: dict[str, Any], greedy: bool, confidence: Tensor) -> Any:
-        """Draft by upstream's steps with the logits kept, which a greedy block of it has not.
-
-        options: the arguments of `sample_draft_block`.
-        """
-        if not greedy:
-            return _estimated(
-                upstream.sample_draft_block(**options, greedy_draft=False), confidence
-            )
-        info, base = options["sampling_info"], options["base_logits"]
+        if not greedy or confidence is None:
+            # Upstream would keep and noise the logits of greedy requests too, which are not read.
+            block = upstream.sample_draft_block(**options, greedy_draft=greedy)
+            return _estimated(block, confidence)
+        # A greedy block of upstream has no logits.
         block = upstream.sample_draft_block(**options | {"sampling_info": None}, greedy_draft=False)
         _estimated(block, confidence)
-        params = upstream.resolve_draft_params(sampling_info=info, bs=len(base), device=base.device)
-        return upstream.DraftBlockResult(
-            draft_tokens=block.draft_tokens,
-            corrected_logits=None,
-            greedy_mask=params.greedy_mask,
-            temperatures=params.temperatures,
-            greedy_draft=True,
-        )
-
-    def _greedy(
-        self, reduced: ReducedHead, base: Tensor, anchors: Tensor, confidence: Tensor | None
-    ) -> Any:
-
-        agree = self._agree if self._together else None
-        params = _greedy_params(len(base))
-        return upstream.DraftBlockResult(
-            draft_tokens=reduced_head.draft_greedy(
-                reduced, base, anchors.long(), agree, confidence
-            ),
-            corrected_logits=None,
-            greedy_mask=params.greedy_mask,
-            temperatures=params.temperatures,
-            greedy_draft=True,
-        )
+        return draft_result(block.draft_tokens, _params(info, base))
 
     def _sampled(
         self,
@@ -302,8 +271,7 @@ class DraftHeads:
         waits: SeededWaits | None,
         confidence: Tensor | None,
     ) -> Any:
-
-        params = upstream.resolve_draft_params(sampling_info=info, bs=len(base), device=base.device)
+        params = _params(info, base)
         key, offset = self._noise.key, int(self._noise.offset)
         tokens, logits = reduced_head.draft_sampled(
             reduced,
@@ -316,13 +284,12 @@ class DraftHeads:
             confidence,
         )
         self._noise.offset.add_(1)
-        return upstream.DraftBlockResult(
-            draft_tokens=tokens,
-            corrected_logits=logits,
-            greedy_mask=params.greedy_mask,
-            temperatures=params.temperatures,
-            greedy_draft=False,
-        )
+        return draft_result(tokens, params, logits)
+
+
+def _params(info: Any, base: Tensor) -> Any:
+    """Return upstream's parameters of the requests of base logits [R, depth, n]."""
+    return upstream.resolve_draft_params(sampling_info=info, bs=len(base), device=base.device)
 
 
 def _estimated(block: Any, confidence: Tensor | None) -> Any:

@@ -21,26 +21,18 @@ from sglang_dspark.backends.cpu.fast_paths import require_library, supported
 from sglang_dspark.serving import upstream
 
 _FLOAT = torch.float32
-_ADDRESS, _SIZE, _FRACTION = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
+_P, _N, _F = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
+_NORM = ("rms_norm_rows", _P, _N, _N, _N, _P, _F, _P)
+_ADD_NORM = ("add_rms_norm_rows", _P, _N, _P, _N, _N, _N, _P, _F, _P, _P)
+_GATE = ("silu_and_mul_rows", _P, _N, _N, _N, _P)
+_ROTATE = ("rotate_rows", _P, _P, _N, _P, *(_N,) * 4)
 
 
-def _norm_rows() -> Any:
-    return operator("rms_norm_rows", _ADDRESS, _SIZE, _SIZE, _SIZE, _ADDRESS, _FRACTION, _ADDRESS)
-
-
-def _add_norm_rows() -> Any:
-    both = _ADDRESS, _SIZE, _ADDRESS, _SIZE
-    return operator(
-        "add_rms_norm_rows", *both, _SIZE, _SIZE, _ADDRESS, _FRACTION, _ADDRESS, _ADDRESS
-    )
-
-
-def _gate_rows() -> Any:
-    return operator("silu_and_mul_rows", _ADDRESS, _SIZE, _SIZE, _SIZE, _ADDRESS)
-
-
-def _rotate_rows() -> Any:
-    return operator("rotate_rows", _ADDRESS, _ADDRESS, _SIZE, _ADDRESS, *(_SIZE,) * 4)
+def _run(what: Any, *given: Any) -> None:
+    """Run an operator; `register` has required the library."""
+    run = operator(*what)
+    assert run is not None
+    run(*given)
 
 
 def _rows(x: Tensor) -> Tensor:
@@ -74,12 +66,12 @@ def rms_norm(
     n, out = rows.shape[0], torch.empty_like(x, memory_format=torch.contiguous_format)
     end = weight.data_ptr(), op.variance_epsilon
     if residual is None:
-        _norm_rows()(rows.data_ptr(), rows.stride(0), n, width, *end, out.data_ptr())
+        _run(_NORM, rows.data_ptr(), rows.stride(0), n, width, *end, out.data_ptr())
         return out
     carried, total = _rows(residual), torch.empty_like(out)
-    _add_norm_rows()(
-        rows.data_ptr(), rows.stride(0), carried.data_ptr(), carried.stride(0), n, width, *end,
-        total.data_ptr(), out.data_ptr(),
+    _run(
+        _ADD_NORM, rows.data_ptr(), rows.stride(0), carried.data_ptr(), carried.stride(0), n, width,
+        *end, total.data_ptr(), out.data_ptr(),
     )  # fmt: skip
     return out, total
 
@@ -90,7 +82,7 @@ def silu_and_mul(op: Any, x: Tensor) -> Tensor:
     if x.dtype != _FLOAT:
         return op.forward_native(x)
     rows, out = _rows(x), x.new_empty(*x.shape[:-1], width)
-    _gate_rows()(rows.data_ptr(), rows.stride(0), rows.shape[0], width, out.data_ptr())
+    _run(_GATE, rows.data_ptr(), rows.stride(0), rows.shape[0], width, out.data_ptr())
     return out
 
 
@@ -119,11 +111,11 @@ def rotary(
         or not table.is_contiguous()
     ):
         return op.forward_native(positions, query, key, offsets, fused_set_kv_buffer_arg)
-    rotate, width = _rotate_rows(), op.head_size
+    width = op.head_size
     for x in (query, key):
-        rotate(
-            positions.data_ptr(), table.data_ptr(), table.shape[1], x.data_ptr(), x.stride(0),
-            x.shape[0], x.shape[1] // width, width,
+        _run(
+            _ROTATE, positions.data_ptr(), table.data_ptr(), table.shape[1], x.data_ptr(),
+            x.stride(0), x.shape[0], x.shape[1] // width, width,
         )  # fmt: skip
     return query, key
 

@@ -43,6 +43,7 @@ from sglang_dspark.backends.cpu.weight_formats import (
     is_narrow,
 )
 from sglang_dspark.errors import DSparkError
+from sglang_dspark.serving.config import current_config
 
 REVISION = 6  # of kernels and formats: step times saved under another one are measured again
 LANES = 16
@@ -81,7 +82,7 @@ class Processor:
     def host(cls) -> Processor:
         """Return this machine's processor; without the library all bits are 0."""
         loaded = library()
-        return cls(0 if loaded is None else loaded.processor())
+        return cls(0 if loaded is None else loaded.dspark_processor())
 
     def multiplies(self, form: WeightFormat) -> bool:
         """Return whether it has dot products of bfloat16 (AVX512-BF16) or bytes (AVX512-VNNI)."""
@@ -114,7 +115,7 @@ def find_matmul(
     """
     loaded, number = library(), _ROUNDED_BFLOAT16 if rounding else _FORMATS[form]
     level = processor.level if level is None else level
-    entry = None if loaded is None else loaded.matmul(processor.bits, number, level)
+    entry = None if loaded is None else loaded.dspark_matmul(processor.bits, number, level)
     if entry is None:
         raise DSparkError(
             f"there is no product with {form.name} weights for this processor; set cpu.weights to "
@@ -134,8 +135,6 @@ _WEIGHTS_PER_THREAD = 1 << 17
 
 def why_not() -> str | None:
     """Return why this process multiplies by `F.linear`; None if our kernel does."""
-    from sglang_dspark.serving.config import current_config
-
     if not current_config().cpu.matrix_kernel:
         return "cpu.matrix_kernel is false in the configuration"
     return csrc.why_not()
@@ -150,8 +149,6 @@ def rounds(form: WeightFormat) -> bool:
     """Return whether rows are rounded to the width of a format's weights (`cpu.activations`).
 
     To bfloat16 for `BFLOAT16`, to eight bits for `BYTES`."""
-    from sglang_dspark.serving.config import current_config
-
     activations = current_config().cpu.activations
     wanted = activations == "narrow" if form is BYTES else activations != "wide"
     return wanted and Processor.host().multiplies(form)

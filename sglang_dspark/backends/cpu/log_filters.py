@@ -29,8 +29,8 @@ _UNUSED_TABLE = re.compile(r"DSpark SPS table is uninitialized \(flat\)")
 
 def install() -> None:
     """Install the filters in this process; idempotent."""
-    for name, keep in ((MODELS, _no_missing_build), (PLANNER, _no_unused_table)):
-        logging.getLogger(name).addFilter(keep)
+    logging.getLogger(MODELS).addFilter(_no_missing_build)
+    logging.getLogger(PLANNER).addFilter(_no_unused_table)
 
 
 def _no_missing_build(record: logging.LogRecord) -> bool:
@@ -38,9 +38,8 @@ def _no_missing_build(record: logging.LogRecord) -> bool:
 
 
 def _no_unused_table(record: logging.LogRecord) -> bool:
-    if _debugging(record) or not mode.choice().ours:
-        return True
-    return not _UNUSED_TABLE.match(record.getMessage())
+    ours = not _debugging(record) and mode.choice().ours
+    return not (ours and _UNUSED_TABLE.match(record.getMessage()))
 
 
 def _debugging(record: logging.LogRecord) -> bool:

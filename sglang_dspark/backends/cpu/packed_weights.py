@@ -33,6 +33,7 @@ from sglang_dspark.backends.cpu.weight_formats import (
     pack,
 )
 from sglang_dspark.serving import upstream
+from sglang_dspark.serving.config import current_config
 
 logger = logging.getLogger(__name__)
 
@@ -107,8 +108,6 @@ def _wanted(weights: Sequence[Tensor]) -> WeightFormat:
 
 
 def _configured() -> str:
-    from sglang_dspark.serving.config import current_config
-
     return current_config().cpu.weights
 
 

@@ -74,11 +74,12 @@ def run(worker: Any, batch: Any, publish: Callable[..., None] | None) -> Any:
     """Decode one token of each request; upstream's `GenerationBatchResult` of a step."""
     requests, prefix = len(batch.seq_lens), batch.seq_lens
     anchors = batch.spec_info.bonus_tokens.view(-1)
-    slots = _slots(batch, worker.model_runner.req_to_token_pool.req_to_token)
+    table = worker.model_runner.req_to_token_pool.req_to_token
+    slots = table[batch.req_pool_indices, prefix].to(torch.int64)  # of each next token, [R]
     rows = VerifyRows(anchors, prefix, slots, layout_without_drafts(requests))
     output = verify_forward(worker, batch, rows)
     tokens = agreed(_next_tokens(output.next_token_logits, anchors, batch), worker._tp_sync)
-    one = _ones(requests)
+    one = _windows(requests)[0]
     lens = prefix + 1
     if publish is not None:
         publish(lens)
@@ -100,11 +101,6 @@ def run(worker: Any, batch: Any, publish: Callable[..., None] | None) -> Any:
     )
 
 
-def _slots(batch: Any, table: Tensor) -> Tensor:
-    """Look up the cache slot of each request's next token, [R] int64; table [rows, context]."""
-    return table[batch.req_pool_indices, batch.seq_lens].to(torch.int64)
-
-
 def _next_tokens(logits: Tensor, anchors: Tensor, batch: Any) -> Tensor:
     """Choose each request's next token, [R] int64, from the target's logits [R, V]."""
     requests, info = len(anchors), batch.sampling_info
@@ -114,20 +110,11 @@ def _next_tokens(logits: Tensor, anchors: Tensor, batch: Any) -> Tensor:
         seeds = seeds_of(batch)
     block = SimpleNamespace(greedy_draft=True, greedy_mask=mask)
     window = anchors.view(requests, 1)
-    rows = _lens(requests), _starts(requests)
-    return accept(window, *rows, logits, block, info, batch.seq_lens, seeds)[1]
+    return accept(window, *_windows(requests)[1:], logits, block, info, batch.seq_lens, seeds)[1]
 
 
 @lru_cache(maxsize=512)
-def _ones(requests: int) -> Tensor:
-    return torch.ones(requests, dtype=torch.int32)
-
-
-@lru_cache(maxsize=512)
-def _lens(requests: int) -> Tensor:
-    return torch.ones(requests, dtype=torch.int64)
-
-
-@lru_cache(maxsize=512)
-def _starts(requests: int) -> Tensor:
-    return torch.arange(requests)
+def _windows(requests: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return lengths 1, [R] int32 and int64, and first rows of windows without drafts."""
+    one = torch.ones(requests, dtype=torch.int32)
+    return one, one.long(), torch.arange(requests)

@@ -15,7 +15,6 @@ from __future__ import annotations
 import ctypes
 import logging
 import threading
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -84,13 +83,12 @@ class DsparkCpuPlatform(upstream.CpuDeviceMixin, upstream.SRTPlatform):
         """Set up a process, once, before it builds a model runner."""
         from sglang_dspark.backends.cpu import fused_ops, threads
 
-        threads.limit_this_process()
+        torch.set_num_threads(threads.chosen_threads())
         fused_ops.register(self.get_dispatch_key_name())
         register_attention()
 
     def post_load_model(self, model: torch.nn.Module) -> None:
         """Start threads, once weights are loaded: the process forks no other from now on."""
-
         trim_heap()
 
 
@@ -100,17 +98,12 @@ TRIM_THREAD = "dspark-heap"
 
 def trim_heap() -> None:
     """Start the trimming thread of this process; idempotent, no-op without `malloc_trim`."""
-    trim = _malloc_trim()
+    trim: Any = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's; it releases the GIL
+
+    def trim_forever() -> None:
+        pause = threading.Event()
+        while not pause.wait(TRIM_EVERY_S):
+            trim(0)
+
     if trim is not None and all(thread.name != TRIM_THREAD for thread in threading.enumerate()):
-        threading.Thread(target=_trim_forever, args=(trim,), name=TRIM_THREAD, daemon=True).start()
-
-
-def _malloc_trim() -> Callable[[int], int] | None:
-    """Return glibc's `malloc_trim`, whose calls release the GIL; None in other C libraries."""
-    return getattr(ctypes.CDLL(None), "malloc_trim", None)
-
-
-def _trim_forever(trim: Callable[[int], int]) -> None:
-    pause = threading.Event()
-    while not pause.wait(TRIM_EVERY_S):
-        trim(0)
+        threading.Thread(target=trim_forever, name=TRIM_THREAD, daemon=True).start()

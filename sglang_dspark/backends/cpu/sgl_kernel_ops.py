@@ -62,13 +62,8 @@ def assign_req_to_token_pool_cpu(
     pool_len: int,
 ) -> None:
     """req_to_token[row_r, start_r:end_r] = the next end_r - start_r entries of out_cache_loc."""
-    _assign(
-        req_pool_indices.numpy(),
-        start_offset.numpy(),
-        end_offset.numpy(),
-        req_to_token.numpy(),
-        out_cache_loc.numpy(),
-    )
+    ranges = (each.numpy() for each in (req_pool_indices, start_offset, end_offset))
+    _copy_ranges(*ranges, req_to_token.numpy(), out_cache_loc.numpy(), True)
 
 
 def assign_extend_cache_locs_cpu(
@@ -80,30 +75,19 @@ def assign_extend_cache_locs_cpu(
     pool_len: int,
 ) -> None:
     """Fill out_cache_loc = req_to_token[row_r, start_r:end_r] of every r, concatenated."""
-    _collect(
-        req_pool_indices.numpy(),
-        start_offset.numpy(),
-        end_offset.numpy(),
-        req_to_token.numpy(),
-        out_cache_loc.numpy(),
-    )
+    ranges = (each.numpy() for each in (req_pool_indices, start_offset, end_offset))
+    _copy_ranges(*ranges, req_to_token.numpy(), out_cache_loc.numpy(), False)
 
 
 @kernel
-def _assign(rows, start, end, table, slots):  # type: ignore[no-untyped-def]
+def _copy_ranges(rows, start, end, table, slots, into_table):  # type: ignore[no-untyped-def]
     taken = 0
     for r in range(rows.shape[0]):
         for column in range(start[r], end[r]):
-            table[rows[r], column] = slots[taken]
-            taken += 1
-
-
-@kernel
-def _collect(rows, start, end, table, slots):  # type: ignore[no-untyped-def]
-    taken = 0
-    for r in range(rows.shape[0]):
-        for column in range(start[r], end[r]):
-            slots[taken] = table[rows[r], column]
+            if into_table:
+                table[rows[r], column] = slots[taken]
+            else:
+                slots[taken] = table[rows[r], column]
             taken += 1
 
 
@@ -155,18 +139,12 @@ def rotate_input_ids_cpu(
     lens = extend_seq_lens.to(torch.int64)
     start = extend_start_loc.to(torch.int64)
     live = lens > 0
-    position, request = _flat_ranges(start, lens)
+    request = torch.repeat_interleave(torch.arange(lens.numel()), lens)  # of each token
+    position = torch.arange(request.numel()) + (start - (lens.cumsum(0) - lens))[request]
     shift = position < (start + lens - 1)[request]
     input_ids[position[shift]] = input_ids[position[shift] + 1].clone()
     last = start + lens - 1 if select_index is None else select_index.to(torch.int64)
     input_ids[last[live]] = topk_index.reshape(-1)[: lens.numel()][live].to(input_ids.dtype)
-
-
-def _flat_ranges(start: Tensor, lens: Tensor) -> tuple[Tensor, Tensor]:
-    """start_r, start_r + 1, ... for lens_r entries of each r; and r of each entry. int64."""
-    request = torch.repeat_interleave(torch.arange(lens.numel()), lens)
-    before = lens.cumsum(0) - lens
-    return torch.arange(request.numel()) + (start - before)[request], request
 
 
 FULL_MASK = 0
@@ -211,15 +189,10 @@ def build_tree_kernel_efficient_cpu(
     visible = torch.stack([t.visible for t in trees]).expand(rows, n, n)
     if int(tree_mask_mode) == QLEN_ONLY:
         tree_mask.view(-1)[: rows * n * n].view(rows, n, n).copy_(visible)
-    else:
-        _fill_full_mask(tree_mask.view(-1), visible, verified_seq_len.tolist())
-
-
-def _fill_full_mask(mask: Tensor, visible: Tensor, lengths: list[int]) -> None:
-    """The last n columns of each request's block [n, len_r + n]; visible: [R, n, n]."""
-    n, offset = visible.shape[1], 0
-    for r, length in enumerate(lengths):
-        block = mask[offset : offset + n * (length + n)].view(n, length + n)
+        return
+    offset = 0
+    for r, length in enumerate(verified_seq_len.tolist()):
+        block = tree_mask.view(-1)[offset : offset + n * (length + n)].view(n, length + n)
         block[:, length:] = visible[r]
         offset += n * (length + n)
 

@@ -24,28 +24,16 @@ import threading
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from sglang_dspark.backends.cpu.csrc import Library, library
+from sglang_dspark.backends.cpu.csrc import library
 
 RANKS = "_SGLANG_DSPARK_RANKS"  # of this server on this machine, read by its processes
 
 
-def available_cores() -> int:
-    """Count the cores that this process may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def default_threads(cores: int, ranks: int = 1) -> int:
-    """Split `cores` available cores, all but one, among ranks; at least one thread each.
-
-    Raises ValueError for a count below 1.
-    """
-    if cores < 1 or ranks < 1:
-        raise ValueError(f"at least one core and one rank, not {cores} and {ranks}")
-    return max(1, (cores - 1) // ranks)
-
-
 def chosen_threads() -> int:
-    """Return the user's choice (`cpu.threads`, then OMP_NUM_THREADS) or the default."""
+    """Return the user's choice (`cpu.threads`, then OMP_NUM_THREADS) or the default.
+
+    That is this process's cores, all but one, split among the ranks: at least one thread each.
+    """
     from sglang_dspark.serving.config import current_config
 
     configured = current_config().cpu.threads
@@ -54,28 +42,16 @@ def chosen_threads() -> int:
     named = os.environ.get("OMP_NUM_THREADS", "")
     if named.isdigit() and int(named) > 0:
         return int(named)
-    return default_threads(available_cores(), int(os.environ.get(RANKS, "1")))
-
-
-def set_environment_defaults() -> None:
-    """Set defaults for SGLang's processes; libgomp reads them when it is loaded."""
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-
-
-def limit_this_process() -> int:
-    """Set torch's thread count in a worker process; returns it."""
-    import torch
-
-    count = chosen_threads()
-    torch.set_num_threads(count)
-    return count
+    has_affinity = hasattr(os, "sched_getaffinity")
+    cores = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
+    return max(1, (cores - 1) // int(os.environ.get(RANKS, "1")))
 
 
 @dataclass
 class ThreadPool:
     """The process's pool. threads: those that compute parts, a caller among them."""
 
-    library: Library
+    library: ctypes.CDLL
     threads: int = 1
     _never: ctypes.c_int32 = field(default_factory=ctypes.c_int32)  # 0: threads serve to the end
 
@@ -83,7 +59,7 @@ class ThreadPool:
         """Grow to so many threads, the caller among them; never shrink."""
         for number in range(self.threads, threads):
             threading.Thread(
-                target=self.library.pool_serve,
+                target=self.library.dspark_pool_serve,
                 args=(ctypes.addressof(self._never),),
                 name=f"products-{number}",
                 daemon=True,

@@ -19,7 +19,7 @@ from torch import Tensor
 from sglang_dspark.backends.cpu import linear
 from sglang_dspark.backends.cpu.fast_paths import supported
 from sglang_dspark.backends.cpu.layers import direct_forward
-from sglang_dspark.backends.cpu.layers.layer_spec import ending_of, target_layer_of
+from sglang_dspark.backends.cpu.layers.layer_spec import target_layer_of
 from sglang_dspark.backends.cpu.layers.layer_stack import stack_of_model
 from sglang_dspark.serving import upstream
 
@@ -80,7 +80,7 @@ def packed_forward(runner: Any, batch: Any, verify_input: Any, slots: Tensor) ->
         verify_input,
     )
     inner = model.model
-    stack = stack_of_model(inner, target_layer_of, ending_of)
+    stack = stack_of_model(inner, target_layer_of)
     done = stack and direct_forward.run(
         runner, stack, inner.embed_tokens, window, inner.layers_to_capture
     )

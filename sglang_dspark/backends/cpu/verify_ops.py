@@ -74,22 +74,31 @@ def tree_speculative_sampling_target_only(
     draft_probs: [R, n, V] scratch of zeros, receives the mass of refused children. With both
     thresholds 1 the output follows the target's distribution.
     """
-    for r in range(candidates.shape[0]):
-        _walk_tree(
-            r,
-            predicts,
-            accept_index,
-            accept_token_num,
-            candidates[r].tolist(),
-            retrive_index[r].tolist(),
-            retrive_next_token[r].tolist(),
-            retrive_next_sibling[r].tolist(),
-            _finer(uniform_samples[r]).tolist(),
-            _finer(uniform_samples_for_final_sampling[r : r + 1]),
-            target_probs[r],
-            draft_probs[r],
-            (float(threshold_single), max(float(threshold_acc), 1e-9)),
-        )
+    thresholds = float(threshold_single), max(float(threshold_acc), 1e-9)
+    limit = accept_index.shape[1] - 1
+    lists = (candidates, retrive_index, retrive_next_token, retrive_next_sibling)
+    for r, (target, refused) in enumerate(zip(target_probs, draft_probs, strict=True)):  # [n, V]
+        tokens, numbers, child, sibling = (each[r].tolist() for each in lists)
+        coins = _finer(uniform_samples[r]).tolist()
+        final_coin = _finer(uniform_samples_for_final_sampling[r : r + 1])
+        node = accepted = 0
+        accept_index[r, 0] = numbers[0]
+        while accepted < limit:
+            given = child[node], tokens, sibling, coins[node], target[node], refused[node]
+            candidate = _kept_child(*given, thresholds)
+            if candidate == -1:
+                break
+            predicts[numbers[node]] = tokens[candidate]
+            node = candidate
+            accepted += 1
+            accept_index[r, accepted] = numbers[node]
+        accept_token_num[r] = accepted
+        weights = target[node]
+        if accepted < limit:
+            rest = (weights - refused[node]).clamp_min(0)
+            weights = rest if bool(rest.sum() > 0) else weights
+        drawn = sample_inverse_cdf(weights[None], final_coin)[0]
+        predicts[numbers[node]] = drawn.to(predicts.dtype)
 
 
 def _finer(uniforms: Tensor) -> Tensor:
@@ -98,44 +107,6 @@ def _finer(uniforms: Tensor) -> Tensor:
     A uniform of exactly 0, one in 2^24, would keep a draft of any probability above 0.
     """
     return uniforms.double() + torch.rand_like(uniforms, dtype=torch.float64) * 2.0**-24
-
-
-def _walk_tree(
-    r: int,
-    predicts: Tensor,
-    accept_index: Tensor,
-    accept_token_num: Tensor,
-    tokens: list[int],
-    numbers: list[int],
-    child: list[int],
-    sibling: list[int],
-    coins: list[float],
-    final_coin: Tensor,
-    target: Tensor,
-    refused: Tensor,
-    thresholds: tuple[float, float],
-) -> None:
-    """Descend the tree of one request; target and refused are [n, V]."""
-    node = accepted = 0
-    coin = coins[0]
-    accept_index[r, 0] = numbers[0]
-    limit = accept_index.shape[1] - 1
-    while accepted < limit:
-        candidate = _kept_child(
-            child[node], tokens, sibling, coin, target[node], refused[node], thresholds
-        )
-        if candidate == -1:
-            break
-        predicts[numbers[node]] = tokens[candidate]
-        node, coin = candidate, coins[candidate]
-        accepted += 1
-        accept_index[r, accepted] = numbers[node]
-    accept_token_num[r] = accepted
-    weights = target[node]
-    if accepted < limit:
-        rest = (weights - refused[node]).clamp_min(0)
-        weights = rest if bool(rest.sum() > 0) else weights
-    predicts[numbers[node]] = sample_inverse_cdf(weights[None], final_coin)[0].to(predicts.dtype)
 
 
 def _kept_child(

@@ -23,8 +23,7 @@ from sglang_dspark.kernels.platform import runs_on
 from sglang_dspark.serving import mode, upstream
 from sglang_dspark.serving.config import current_config
 from sglang_dspark.step.engine_protocol import Engine, Step
-from sglang_dspark.step.penalties import OutputCounts
-from sglang_dspark.step.rules import Cuts, Rules, rules_of
+from sglang_dspark.step.rules import Cuts
 from sglang_dspark.step.seeds import Seeds, seeded_draft
 from sglang_dspark.step.timing import Clock
 from sglang_dspark.step.verify import (
@@ -113,10 +112,6 @@ class GraphDevice:
         """Return whether a graph was captured for such a pass."""
         tokens = requests + admitted
         return bool(self.tiers) and tokens <= self.tiers[-1] and requests <= self.slots
-
-    def rules(self, counts: OutputCounts, batch: Any) -> Rules:
-        """Of the requests' settings, which the host knows."""
-        return rules_of(self._worker, counts, batch)
 
     def draft(self, batch: Any, window: Any, depth: int, seeds: Seeds | None) -> Any:
         """By SGLang's proposer, in a graph where one was captured; depth is always gamma."""

@@ -11,7 +11,7 @@ from sglang_dspark.backends.cpu import csrc
 
 _LOADED = csrc.library()
 # The last level requires AVX-512 on x86-64.
-_MISSING = 1 if _LOADED is not None and not _LOADED.processor() & 2 else 0
+_MISSING = 1 if _LOADED is not None and not _LOADED.dspark_processor() & 2 else 0
 _COUNT = 0 if _LOADED is None else max(1, len(csrc.OPERATOR_LEVELS) - _MISSING)
 LEVELS = csrc.OPERATOR_LEVELS[:_COUNT]
 

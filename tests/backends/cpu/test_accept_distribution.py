@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from sglang_dspark.backends.cpu import accept as served
+from sglang_dspark.step import accept as step_accept
 from sglang_dspark.verify import (
     BatchSampling,
     accept_block,
@@ -135,8 +136,15 @@ def chi_square(counts: Tensor, expected: Tensor) -> float:
 
 
 def mutated(mutant: Mutant) -> ModuleType:
-    """The served module with one piece of its source exchanged."""
-    source = mutant.applied(inspect.getsource(served))
+    """The served module with one piece of its source, or of `step.accept`, exchanged."""
+    if mutant.file.endswith("step/accept.py"):
+        module = compiled(inspect.getsource(served))
+        vars(module)["judge"] = compiled(mutant.applied(inspect.getsource(step_accept))).judge
+        return module
+    return compiled(mutant.applied(inspect.getsource(served)))
+
+
+def compiled(source: str) -> ModuleType:
     module = ModuleType("mutated")
     exec(compile(source, "mutated", "exec"), module.__dict__)
     return module

@@ -46,7 +46,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
 def test_it_is_built_once_into_the_cache(elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     loaded = csrc.library()
     assert loaded is not None
-    assert loaded.keep._name == str(elsewhere / csrc.file_name())
+    assert loaded._name == str(elsewhere / csrc.file_name())
     assert {path.name for path in elsewhere.iterdir()} == {csrc.file_name(), "lock"}
     csrc.library.cache_clear()
     monkeypatch.setattr(csrc, "build", None)  # a call of it would raise
@@ -132,7 +132,7 @@ def test_the_named_compiler_is_taken_alone(monkeypatch: pytest.MonkeyPatch) -> N
 def test_processes_that_start_together_share_one_build(elsewhere: Path) -> None:
     code = (
         "from pathlib import Path; from sglang_dspark.backends.cpu import csrc;"
-        f"csrc.SOURCES = Path({str(csrc.SOURCES)!r}); print(csrc.library().keep._name)"
+        f"csrc.SOURCES = Path({str(csrc.SOURCES)!r}); print(csrc.library()._name)"
     )
     both = [
         subprocess.Popen(
@@ -150,7 +150,7 @@ def test_it_needs_the_c_library_alone() -> None:
     loaded = csrc.library()
     if sys.platform != "linux" or loaded is None or not shutil.which("readelf"):
         pytest.skip("no library, or no readelf")
-    command = ["readelf", "-d", loaded.keep._name]
+    command = ["readelf", "-d", loaded._name]
     listed = subprocess.run(command, capture_output=True, text=True, check=True)
     needed = [line for line in listed.stdout.splitlines() if "(NEEDED)" in line]
     assert len(needed) == 1

@@ -398,12 +398,11 @@ def update(model: Any) -> None:
 
 
 def test_an_update_of_another_model_changes_nothing(model: LlamaModel) -> None:
-    stack = stack_of_model(model, layer_spec.target_layer_of, layer_spec.ending_of)
+    stack = stack_of_model(model, layer_spec.target_layer_of)
     update(torch.nn.Linear(2, 2))
-    ending = layer_spec.target_layer_of, layer_spec.ending_of
-    assert stack_of_model(model, *ending) is stack
+    assert stack_of_model(model, layer_spec.target_layer_of) is stack
     update(SimpleNamespace(model=model))  # the model inside of a target
-    assert stack_of_model(model, *ending) is not stack
+    assert stack_of_model(model, layer_spec.target_layer_of) is not stack
 
 
 def unfit(model: LlamaModel, case: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -445,14 +444,14 @@ def unfit(model: LlamaModel, case: str, monkeypatch: pytest.MonkeyPatch) -> None
 def test_other_layers_do_not_fit_and_say_why(
     model: LlamaModel, monkeypatch: pytest.MonkeyPatch, case: str, why: str
 ) -> None:
-    layer_stack.stack_of(model, layer_spec.target_layer_of, layer_spec.ending_of)
+    layer_stack.stack_of(model, layer_spec.target_layer_of)
     unfit(model, case, monkeypatch)
     with pytest.raises(UnsupportedError, match=f"^layer 0: {why}"):
-        layer_stack.stack_of(model, layer_spec.target_layer_of, layer_spec.ending_of)
+        layer_stack.stack_of(model, layer_spec.target_layer_of)
 
 
 def test_a_moved_cache_is_noticed(model: LlamaModel) -> None:
-    stack = layer_stack.stack_of(model, layer_spec.target_layer_of, layer_spec.ending_of)
+    stack = layer_stack.stack_of(model, layer_spec.target_layer_of)
     pool = World(Case((5,), (1,))).kv_pool
     pool.k_buffer, pool.v_buffer = pool.k_buffer * LAYERS, pool.v_buffer * LAYERS
     found = stack.for_pool(pool)

@@ -27,7 +27,7 @@ def pool() -> ThreadPool:
 
 
 def run(pool: ThreadPool, work: object, length: int, threads: int) -> None:
-    start = pool.library.keep["dspark_pool_run"]
+    start = pool.library["dspark_pool_run"]
     start.argtypes = (WORK, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
     start(work, None, length, threads)
 

@@ -104,13 +104,8 @@ def require_plain_runner(runner: Any) -> None:
     require(not upstream.dumper.may_enable, "SGLang's dumper is on")
     for name in ("prepare_for_forward", "prepare_forward_batch"):
         require(not hasattr(model, name), f"{type(model).__name__} has a {name}")
-    require(_passes_ids_through(runner), "cache slots are translated")
-
-
-def _passes_ids_through(runner: Any) -> bool:
-    """Return whether cache slots are used without translation."""
     space = runner.kv_index_translator.space(upstream.IdSpaceKind.FULL)
-    return space is not None and space.write is None
+    require(space is not None and space.write is None, "cache slots are translated")
 
 
 def require_plain_target(model: Any) -> None:

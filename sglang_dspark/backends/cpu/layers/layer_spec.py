@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from sglang_dspark.backends.cpu import linear, paged_attention
 from sglang_dspark.backends.cpu.fast_paths import UnsupportedError, require, require_class
@@ -67,14 +67,6 @@ class Layer(ctypes.Structure):
 
 
 @dataclass(frozen=True)
-class Ending:
-    """The norm behind the last layer: its weight [d] and epsilon."""
-
-    weight: Tensor
-    epsilon: float
-
-
-@dataclass(frozen=True)
 class LayerSpec:
     """The constants of a layer's passes, valid until a parameter is replaced.
 
@@ -119,33 +111,42 @@ def eagle_layer_of(layer: Any) -> LayerSpec:
 
 def draft_layer_of(layer: Any) -> LayerSpec:
     """Resolve a layer of a DFlash-style draft."""
-    _require_draft(layer)
+    require_class("it", layer, upstream.DFlashDecoderLayer)
     attention = layer.self_attn
+    require_class("its attention", attention, upstream.DFlashAttention)
+    require_class("its MLP", layer.mlp, upstream.DFlashMLP)
+    _require_modules(layer)
+    require(layer.attention_conv is None and layer.mlp_conv is None, "it has convolutions")
+    require(attention.v_scale is None, "its values are scaled")
+    require(attention.attention_sink_bias is None, "its attention has sinks")
+    _require_head_norms(attention)
     return _resolve(layer, (attention.q_norm, attention.k_norm))
 
 
-def ending_of(model: Any) -> Ending:
-    """Resolve `model.norm`, the norm behind the last layer."""
-    norm = model.norm
+def require_last_norm(norm: Any, width: int) -> None:
+    """Require that the norm behind the last layer of rows [n, width] is a plain one."""
     _require_norm(norm)
     require(not (norm._forward_hooks or norm._forward_pre_hooks), "its last norm has hooks")
-    return Ending(norm.weight, norm.variance_epsilon)
+    require(norm.weight.shape == (width,), "its last norm is not as wide as its rows")
 
 
 def _resolve(layer: Any, head_norms: tuple[Any, Any]) -> LayerSpec:
     ranks = upstream.get_parallel().tp_size
     require(linear.prepare() is not None, str(linear.why_not()))
     require(ranks == 1, f"its layers are split over {ranks} ranks")
-    shape, weights = _shape(layer), _weights(layer)
+    table, radix = layer.self_attn.rotary_emb.cos_sin_cache, layer.self_attn.attn
+    heads = radix.tp_q_head_num, radix.tp_k_head_num, radix.qk_head_dim
+    shape = Shape(layer.self_attn.qkv_proj.input_size, *heads, layer.mlp.down_proj.input_size)
+    weights = _weights(layer)
     kernel = _kernel(weights)
     products = [_product(name, weight) for name, weight in weights.items()]
     _require_sizes(shape, weights, layer)
-    table, radix = layer.self_attn.rotary_emb.cos_sin_cache, layer.self_attn.attn
     norms = (_input_norm(layer), layer.post_attention_layernorm, *head_norms)
     found = Layer(
-        *products, *map(_norm, norms), table.data_ptr(), table.shape[1], _attention(shape, radix)
+        *products, *map(norm_at, norms), table.data_ptr(), table.shape[1], _attention(shape, radix)
     )
-    return LayerSpec(shape, kernel, found, radix.layer_id, _tensors(layer))
+    tensors = (*layer.parameters(), *layer.buffers())
+    return LayerSpec(shape, kernel, found, radix.layer_id, tensors)
 
 
 def _attention(shape: Shape, radix: Any) -> Attention:
@@ -159,17 +160,6 @@ def _attention(shape: Shape, radix: Any) -> Attention:
         window=paged_attention.NO_WINDOW if window is None or window < 0 else int(window),
         scale=radix.scaling,
         causal=radix.attn_type != upstream.AttentionType.ENCODER_ONLY,
-    )
-
-
-def _shape(layer: Any) -> Shape:
-    radix = layer.self_attn.attn
-    return Shape(
-        layer.self_attn.qkv_proj.input_size,
-        radix.tp_q_head_num,
-        radix.tp_k_head_num,
-        radix.qk_head_dim,
-        layer.mlp.down_proj.input_size,
     )
 
 
@@ -193,10 +183,6 @@ def _kernel(weights: Mapping[str, Tensor]) -> NarrowMatmul:
     return first
 
 
-def _tensors(layer: nn.Module) -> tuple[Tensor, ...]:
-    return (*layer.parameters(), *layer.buffers())
-
-
 def _require_plain(layer: Any, kinds: tuple[type[Any], type[Any], type[Any]]) -> None:
     """Require a plain target layer; kinds: of itself, its attention and its MLP."""
     parts = {"it": layer, "its attention": layer.self_attn, "its MLP": layer.mlp}
@@ -211,18 +197,6 @@ def _require_plain(layer: Any, kinds: tuple[type[Any], type[Any], type[Any]]) ->
         declared = boundary.declaration
         require(declared.row_transport is None, "its rows travel between ranks")
         require(declared.update.is_plain_add, "its residual is no plain sum")
-
-
-def _require_draft(layer: Any) -> None:
-    require_class("it", layer, upstream.DFlashDecoderLayer)
-    attention = layer.self_attn
-    require_class("its attention", attention, upstream.DFlashAttention)
-    require_class("its MLP", layer.mlp, upstream.DFlashMLP)
-    _require_modules(layer)
-    require(layer.attention_conv is None and layer.mlp_conv is None, "it has convolutions")
-    require(attention.v_scale is None, "its values are scaled")
-    require(attention.attention_sink_bias is None, "its attention has sinks")
-    _require_head_norms(attention)
 
 
 def _require_head_norms(attention: Any) -> None:
@@ -301,7 +275,8 @@ def _product(name: str, weight: Tensor) -> Product:
     return Product(weight.data_ptr(), linear.threads_for(n, k))
 
 
-def _norm(norm: Any) -> Norm:
+def norm_at(norm: Any) -> Norm:
+    """Describe an RMSNorm by address; None: no norm."""
     return Norm() if norm is None else Norm(norm.weight.data_ptr(), norm.variance_epsilon)
 
 

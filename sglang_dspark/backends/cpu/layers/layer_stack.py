@@ -23,7 +23,7 @@ from sglang_dspark.backends.cpu.attention_plan import AttentionPlan, PlanAddress
 from sglang_dspark.backends.cpu.csrc import operator
 from sglang_dspark.backends.cpu.fast_paths import UnsupportedError, find_or_log, require
 from sglang_dspark.backends.cpu.layers import layer_spec
-from sglang_dspark.backends.cpu.layers.layer_spec import Ending, Layer, LayerSpec, Norm
+from sglang_dspark.backends.cpu.layers.layer_spec import Layer, LayerSpec, Norm
 from sglang_dspark.serving import upstream, weight_updates
 
 _FLOAT = torch.float32
@@ -65,15 +65,14 @@ class LayerStack:
     resolved anew (`forget`).
     """
 
-    def __init__(self, layers: Sequence[LayerSpec], ending: Ending | None):
-        """ending: None for a model without a norm behind its layers."""
+    def __init__(self, layers: Sequence[LayerSpec], last_norm: Any):
+        """last_norm: None for a model without a norm behind its layers."""
         self.layers = tuple(layers)
         self.shape = layers[0].shape
         weights = [each for layer in layers for each in layer.tensors]
-        self._last_norm = Norm()
-        if ending is not None:
-            self._last_norm = Norm(ending.weight.data_ptr(), ending.epsilon)
-            weights.append(ending.weight)
+        self._last_norm = layer_spec.norm_at(last_norm)
+        if last_norm is not None:
+            weights.append(last_norm.weight)
         # The kernel reads by address: this memory stays allocated as long as the stack.
         self._storages = [each.untyped_storage() for each in weights]
         self._found: tuple[tuple[int, ...], _Stack] | None = None
@@ -100,14 +99,10 @@ def _scratch(width: int) -> Tensor:
     return torch.empty(linear.MAX_ROWS * width, dtype=_FLOAT)
 
 
-def stack_of(
-    model: Any,
-    resolve: Callable[[Any], LayerSpec],
-    resolve_ending: Callable[[Any], Ending] | None,
-) -> LayerStack:
-    """Resolve `model.layers` and `model.norm`. Raises UnsupportedError where one is not supported.
+def stack_of(model: Any, resolve: Callable[[Any], LayerSpec]) -> LayerStack:
+    """Resolve `model.layers` and, if it has one, `model.norm` behind them.
 
-    resolve_ending: None for a model that has no norm behind its layers.
+    Raises UnsupportedError where one is not supported.
     """
     layers = []
     for index, module in enumerate(model.layers):
@@ -118,11 +113,10 @@ def stack_of(
     require(layers, "it has no layers")
     require(len({layer.shape for layer in layers}) == 1, "its layers differ in shape")
     require(len({layer.kernel.entry for layer in layers}) == 1, "its layers differ in format")
-    if resolve_ending is None:
-        return LayerStack(layers, None)
-    ending, width = resolve_ending(model), layers[0].shape.hidden
-    require(ending.weight.shape == (width,), "its last norm is not as wide as its rows")
-    return LayerStack(layers, ending)
+    last_norm = getattr(model, "norm", None)
+    if last_norm is not None:
+        layer_spec.require_last_norm(last_norm, layers[0].shape.hidden)
+    return LayerStack(layers, last_norm)
 
 
 @dataclass(frozen=True)
@@ -224,7 +218,7 @@ def forward_target(
     group = model.pp_group
     stack = None
     if group.is_first_rank and group.is_last_rank:
-        stack = stack_of_model(model, layer_spec.target_layer_of, layer_spec.ending_of)
+        stack = stack_of_model(model, layer_spec.target_layer_of)
     if stack is None:
         return original(model, input_ids, positions, forward_batch, input_embeds, pp_proxy_tensors)
     hidden = model.embed_tokens(input_ids) if input_embeds is None else input_embeds
@@ -248,7 +242,7 @@ def forward_draft(
     """Run `DFlashDraftModel.forward` (AROUND hook): block tokens or embeddings [n, d] -> h."""
     step = None
     _settle(model, forward_batch)
-    stack = stack_of_model(model, layer_spec.draft_layer_of, layer_spec.ending_of)
+    stack = stack_of_model(model, layer_spec.draft_layer_of)
     if stack is not None:
         if input_embeds is None and model.embed_tokens is not None:
             input_embeds = model.embed_tokens(input_ids)
@@ -280,18 +274,12 @@ def _settle(model: Any, forward_batch: Any) -> None:
         context_kv.settle_all(model)
 
 
-def stack_of_model(
-    model: Any, resolve: Callable[[Any], Any], resolve_ending: Callable[[Any], Any] | None
-) -> Any:
-    """Return the model's `LayerStack`, resolved at its first pass and after `forget`; or None.
-
-    resolve_ending: None for models without a last norm.
-    """
+def stack_of_model(model: Any, resolve: Callable[[Any], LayerSpec]) -> Any:
+    """Return the model's `LayerStack`, resolved at its first pass and after `forget`; or None."""
     found = model.__dict__.get(_STACK, ...)
     if found is ...:
         found = find_or_log(
-            f"one call for all layers of {type(model).__name__}",
-            lambda: stack_of(model, resolve, resolve_ending),
+            f"one call for all layers of {type(model).__name__}", lambda: stack_of(model, resolve)
         )
         model.__dict__[_STACK] = found
     return found

@@ -1,21 +1,29 @@
-"""Refuse custom logit processors that cannot be loaded, or where every draft is verified.
+"""Refuse, or switch off, what DSPARK's steps cannot serve without changing answers.
 
-SGLang (srt/speculative/dflash_utils.py) calls a processor for all rows of a window with one
-`__req__`, whose output ends at the anchor: for later rows plain decoding has another result. So a
-request with a processor that reads the answer gets no drafts (`step/rules.py`). Where every draft
-is verified such a request is refused.
+Custom logit processors: SGLang (srt/speculative/dflash_utils.py) calls one for all rows of a window
+with one `__req__`, whose output ends at the anchor: for later rows plain decoding has another
+result. So a request with a processor that reads the answer gets no drafts (`step/rules.py`). Where
+every draft is verified such a request is refused.
+
+`--enable-mixed-chunk` (sglang/srt/managers/schedule_batch.py, `mix_with_running`) lets running
+requests decode one token in the batch of a prompt's chunk, by SGLang's sampler and its counts of
+output tokens. DSPARK's steps do not update these counts: penalties would see no output token, and
+`min_new_tokens` would forbid EOS for ever.
 """
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 from sglang_dspark.common.files import brief
 from sglang_dspark.patches.seam import Seams
+from sglang_dspark.serving import upstream
 from sglang_dspark.step.rules import reads_answer
 from sglang_dspark.step.state import state_of
 
 SEAMS = Seams()
+logger = logging.getLogger(__name__)
 
 
 @SEAMS.after(
@@ -49,3 +57,18 @@ def check_processor(result: Any, scheduler: Any, req: Any) -> None:
 def _refuse(req: Any, why: str) -> None:
     req.custom_logit_processor = None  # upstream runs an aborted request's prompt all the same
     req.set_finish_with_abort(f"custom_logit_processor: {why}")
+
+
+@SEAMS.after(
+    "mixed-chunks",
+    "sglang.srt.arg_groups.speculative_hook._handle_dspark",
+    why="a mixed step draws tokens by counts of output tokens that DSPARK's steps do not keep",
+)
+def disable_mixed_chunk(result: None, server_args: Any) -> None:
+    """AFTER hook of `_handle_dspark`: turn the argument off, and log it."""
+    if upstream.resolving_view(server_args).enable_mixed_chunk:
+        upstream.declare_resolution(server_args, "sglang-dspark", enable_mixed_chunk=False)
+        logger.warning(
+            "sglang-dspark: off: --enable-mixed-chunk: penalties and min_new_tokens would not hold "
+            "in mixed steps of DSPARK"
+        )
