@@ -43,14 +43,12 @@ def create_draft_backend(
     """Add our name to the table (AROUND hook); `stamps_children` marks multi-step drafting."""
     from sglang_dspark.backends.cpu import attention
 
-    def single() -> tuple[str, Any]:
-        return ATTENTION_BACKEND, attention.DsparkCpuAttnBackend(self.draft_model_runner)
+    def ours() -> tuple[str, Any]:
+        runner = self.draft_model_runner
+        if not stamps_children:
+            return ATTENTION_BACKEND, attention.DsparkCpuAttnBackend(runner)
+        steps = self.topk, self.speculative_num_steps
+        return ATTENTION_BACKEND, attention.DsparkCpuMultiStepDraftBackend(runner, *steps)
 
-    def stepwise() -> tuple[str, Any]:
-        backend = attention.DsparkCpuMultiStepDraftBackend(
-            self.draft_model_runner, self.topk, self.speculative_num_steps
-        )
-        return ATTENTION_BACKEND, backend
-
-    table = {**backend_map, ATTENTION_BACKEND: stepwise if stamps_children else single}
+    table = {**backend_map, ATTENTION_BACKEND: ours}
     return original(self, backend_name, table, error_template, stamps_children)

@@ -196,8 +196,12 @@ def _window_states(worker: Any, batch: Any, result: Any) -> Tensor | None:
     if why is not None:
         log_off("draft over the verified windows", why)
         return None
+    head = runner.model.logits_processor  # whose logits have to be the LM head's product alone
     if (
-        not _plain_head(runner.model.logits_processor)
+        head.logit_scale is not None
+        or head.final_logit_softcapping
+        or head.do_tensor_parallel_all_gather
+        or head.do_tensor_parallel_all_gather_dp_attn
         or not isinstance(theirs, DsparkCpuAttnBackend)
         or not isinstance(ours, DsparkCpuAttnBackend)
         or theirs.req_to_token_pool is not ours.req_to_token_pool
@@ -257,13 +261,3 @@ def _plainly_greedy(batch: Any) -> bool:
 
 def _plain_logits(logits: Tensor) -> bool:
     return logits.dtype is torch.float32 and logits.dim() == 2 and logits.is_contiguous()
-
-
-def _plain_head(processor: Any) -> bool:
-    """Return whether logits are the LM head's product and nothing else."""
-    return (
-        processor.logit_scale is None
-        and not processor.final_logit_softcapping
-        and not processor.do_tensor_parallel_all_gather
-        and not processor.do_tensor_parallel_all_gather_dp_attn
-    )

@@ -136,7 +136,9 @@ def check_answers(obj: Any) -> None:
     """
     several = isinstance(getattr(obj, "rid", None), list)
     obj.is_single = not several  # of a refused stream upstream reads it, without having set it
-    if several and not _several_prompts(obj):
+    ids = getattr(obj, "input_ids", None) or [0]
+    prompts = isinstance(getattr(obj, "text", None), list) or isinstance(ids[0], list)
+    if several and not prompts:
         raise ValueError("rid is a list, but the request has one prompt; give one name")
     most = current_config().requests.answers
     for sampling in _samplings(obj):
@@ -186,11 +188,6 @@ def _samplings(obj: Any) -> list[dict[str, Any]]:
     if any(each is not None and not isinstance(each, dict) for each in several):
         raise ValueError("sampling_params must be a mapping of names, or a list of such")
     return [each for each in several if each]
-
-
-def _several_prompts(obj: Any) -> bool:
-    ids = getattr(obj, "input_ids", None) or [0]
-    return isinstance(getattr(obj, "text", None), list) or isinstance(ids[0], list)
 
 
 def _check_prompt(obj: Any, input_ids: list[int] | None, vocab: int) -> None:

@@ -156,9 +156,12 @@ def plan_of_batch(forward_batch: Any, table: Tensor) -> AttentionPlan:
     if mode.is_decode_or_idle():
         queries = np.ones_like(lens)
     elif mode.is_target_verify():
-        queries = _verify_windows(forward_batch.spec_info, lens.size)
+        spec = forward_batch.spec_info
+        layout = getattr(spec, "ragged_verify_layout", None)  # None: windows of one length
+        windows = spec.draft_token_num if layout is None else layout.verify_lens
+        queries = np.broadcast_to(np.asarray(windows, dtype=np.int64), lens.shape)
         lens = lens + queries
-        tree = _tree_mask(forward_batch.spec_info, lens.size)
+        tree = _tree_mask(spec, lens.size)
     else:
         queries = np.asarray(forward_batch.extend_seq_lens, dtype=np.int64)
     return make_plan(table, forward_batch.req_pool_indices, queries, lens, tree)
@@ -193,14 +196,6 @@ def visibility(
     if window >= 0:
         seen &= key >= query - window
     return seen
-
-
-def _verify_windows(spec_info: Any, rows: int) -> Index:
-    """Return window lengths 1 + l_r: ragged by the layout, else draft_token_num for all."""
-    layout = getattr(spec_info, "ragged_verify_layout", None)
-    if layout is not None:
-        return np.asarray(layout.verify_lens, dtype=np.int64)
-    return np.full(rows, int(spec_info.draft_token_num), dtype=np.int64)
 
 
 def _tree_mask(spec_info: Any, rows: int) -> Tensor | None:

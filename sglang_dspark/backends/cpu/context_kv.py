@@ -189,11 +189,6 @@ class Injector:
         self._fresh = 0
         self._write_out(self._waiting.take_from(0, len(self._waiting.slots)))
 
-    @property
-    def waiting(self) -> int:
-        """Count the waiting rows."""
-        return self._waiting.number
-
 
 def settle(model: Any, table: Tensor, rows: Tensor, lens: Tensor) -> None:
     """Write the waiting rows of the context that this draft model is about to read.

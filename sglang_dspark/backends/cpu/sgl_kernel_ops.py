@@ -13,7 +13,6 @@ topk + topk**2 * s onwards in later ones; `selected_index` [R, n - 1] names thos
 from __future__ import annotations
 
 import ctypes
-from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
@@ -181,12 +180,13 @@ def build_tree_kernel_efficient_cpu(
     else:
         both = (each.reshape(rows, -1).tolist() for each in (selected_index, parent_list))
         trees = [_tree(s, p, int(topk), n) for s, p in zip(*both, strict=True)]
-    depths = torch.stack([t.depth for t in trees])  # [R, n], or [1, n] for chains
+    # [R, n] each, or [1, n] for chains; visible [R, n, n]
+    depths, children, siblings, seen = (torch.stack(each) for each in zip(*trees, strict=True))
     positions.view(rows, n).copy_(verified_seq_len[:, None] + depths)
     retrieve_index.view(rows, n).copy_(torch.arange(rows * n).view(rows, n))
-    retrieve_next_token.view(rows, n).copy_(torch.stack([t.child for t in trees]))
-    retrieve_next_sibling.view(rows, n).copy_(torch.stack([t.sibling for t in trees]))
-    visible = torch.stack([t.visible for t in trees]).expand(rows, n, n)
+    retrieve_next_token.view(rows, n).copy_(children)
+    retrieve_next_sibling.view(rows, n).copy_(siblings)
+    visible = seen.expand(rows, n, n)
     if int(tree_mask_mode) == QLEN_ONLY:
         tree_mask.view(-1)[: rows * n * n].view(rows, n, n).copy_(visible)
         return
@@ -255,26 +255,16 @@ def _sibling_with(
         node = torch.where(wrong, sibling[row, node.clamp_min(0)], node)
 
 
-@dataclass(frozen=True)
-class _Links:
-    """One tree: depth [n], first child [n], next sibling [n], visible [n, n] (ancestor or self)."""
-
-    depth: Tensor
-    child: Tensor
-    sibling: Tensor
-    visible: Tensor
+# Of a tree: depth [n], first child [n], next sibling [n], visible [n, n] (ancestor or self).
+_Links = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 @lru_cache(maxsize=32)
 def _chain(n: int) -> _Links:
     following = torch.arange(1, n + 1)
     following[-1] = -1
-    return _Links(
-        depth=torch.arange(n),
-        child=following,
-        sibling=torch.full((n,), -1),
-        visible=torch.ones(n, n, dtype=torch.bool).tril(),
-    )
+    visible = torch.ones(n, n, dtype=torch.bool).tril()
+    return torch.arange(n), following, torch.full((n,), -1), visible
 
 
 def _tree(selected: list[int], parent_list: list[int], topk: int, n: int) -> _Links:
@@ -295,9 +285,4 @@ def _tree(selected: list[int], parent_list: list[int], topk: int, n: int) -> _Li
         parent = parents[node]
         if parent is not None:
             visible[node] |= visible[parent]
-    return _Links(
-        depth=visible.sum(1) - 1,
-        child=torch.tensor(child),
-        sibling=torch.tensor(sibling),
-        visible=visible,
-    )
+    return visible.sum(1) - 1, torch.tensor(child), torch.tensor(sibling), visible

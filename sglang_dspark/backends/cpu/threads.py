@@ -67,13 +67,6 @@ class ThreadPool:
         self.threads = max(self.threads, threads)
 
 
-def why_no_pool() -> str | None:
-    """Return why this machine has no pool; None if it has."""
-    if sys.platform != "linux" or platform.machine() != "x86_64":
-        return f"threads of products wait as Linux on x86-64 can, and this is {platform.platform()}"
-    return None
-
-
 def pool_threads(threads: int) -> int:
     """Grow the pool to so many threads and return their number; 1 without a pool."""
     pool = process_pool() if threads > 1 else None
@@ -85,6 +78,8 @@ def pool_threads(threads: int) -> int:
 
 @lru_cache(maxsize=1)
 def process_pool() -> ThreadPool | None:
-    """Return the pool; None where `why_no_pool` has a reason or the library is missing."""
-    loaded = library() if why_no_pool() is None else None
+    """Return the pool; None without the library, and where threads cannot wait as csrc/pool.cpp's
+    do on Linux on x86-64."""
+    waits = sys.platform == "linux" and platform.machine() == "x86_64"
+    loaded = library() if waits else None
     return None if loaded is None else ThreadPool(loaded)

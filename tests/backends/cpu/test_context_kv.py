@@ -256,7 +256,7 @@ def test_rows_wait_until_a_draft_reads_their_context(waiting: Waiting) -> None:
         assert written(ours) == {1, 2, 5, 7}
         context_kv.settle_all(waiting)
     assert same(ours, theirs)
-    assert waiting.__dict__[context_kv.INJECTOR].waiting == 0
+    assert waiting.__dict__[context_kv.INJECTOR]._waiting.number == 0
 
 
 def test_what_a_later_token_supersedes_is_never_written(
@@ -385,7 +385,7 @@ def test_accepted_rows_of_windows_wait_too(waiting: Waiting) -> None:
     with torch.inference_mode():
         DSparkDraftMixin.write_target_hidden_kv(waiting, pool=theirs, **given)
         write_target_hidden_kv(_must_not_run, waiting, pool=ours, **given)
-        assert waiting.__dict__[context_kv.INJECTOR].waiting == 6
+        assert waiting.__dict__[context_kv.INJECTOR]._waiting.number == 6
         context_kv.settle_all(waiting)
     assert same(ours, theirs)
 

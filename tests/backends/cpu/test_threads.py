@@ -10,9 +10,9 @@ import time
 import numpy as np
 import pytest
 
-from sglang_dspark.backends.cpu.threads import ThreadPool, pool_threads, process_pool, why_no_pool
+from sglang_dspark.backends.cpu.threads import ThreadPool, pool_threads, process_pool
 
-pytestmark = pytest.mark.skipif(why_no_pool() is not None, reason="no pool on this machine")
+pytestmark = pytest.mark.skipif(process_pool() is None, reason="no pool on this machine")
 
 
 WORK = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)

@@ -127,20 +127,17 @@ def require_plain_target(model: Any) -> None:
     require(not processor.keep_last_hidden_states, "its last hidden states are kept")
     gathers = processor.defer_verify_gather or processor.do_tensor_parallel_all_gather
     require(not gathers, "its logits are gathered from ranks")
-    _require_plain_head(model.lm_head, processor.vocab_size)
-
-
-def _require_plain_head(head: Any, vocab_size: int) -> None:
-    """Require that logits are one product of ours with the whole LM head."""
+    head = model.lm_head
     require(not hasattr(head, "set_lora"), "its LM head has LoRA")
     require(not is_quantised(head), "its LM head is quantised")
     require(not getattr(head, "use_intel_amx_backend", False), "its LM head is packed for AMX")
-    require(head.weight.shape[0] == vocab_size, "its LM head is not as long as the vocabulary")
+    whole = head.weight.shape[0] == processor.vocab_size
+    require(whole, "its LM head is not as long as the vocabulary")
     require(linear.prepare() is not None, str(linear.why_not()))
-    one = torch.empty(1, head.weight.shape[1])
-    sizes = f"{head.weight.dtype} {list(head.weight.shape)}"
+    one, sizes = torch.empty(1, head.weight.shape[1]), list(head.weight.shape)
     require(
-        linear.eligible(one, head.weight), f"its LM head is {sizes}, which our kernel cannot read"
+        linear.eligible(one, head.weight),
+        f"its LM head is {head.weight.dtype} {sizes}, which our kernel cannot read",
     )
 
 
