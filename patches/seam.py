@@ -90,7 +90,7 @@ def bare_signature(target: Any, skipped: int = 0) -> str:
     """Return `str(inspect.signature(target))` without annotations and object addresses.
 
     Follows `__wrapped__`, so a target that another plugin hooked still shows its own signature.
-    skipped: parameters to leave out, from the first on. Raises TypeError or ValueError when
+    skipped: how many parameters are skipped, from the first on. Raises TypeError or ValueError when
     `target` has none.
     """
     signature = inspect.signature(target)
