@@ -88,21 +88,17 @@ class DsparkCpuAttnBackend(upstream.AttentionBackend):
         values = pool.get_value_buffer(layer.layer_id)  # [S, Hkv, Dv]
         in_place = self.in_place and not layer.logit_cap
         in_place = in_place and q.dtype == keys.dtype == values.dtype == torch.float32
-        new = None
-        if save_kv_cache and k is not None and v is not None:
-            if in_place and self.writes_in_place:
-                new = (k, v, forward_batch.out_cache_loc)
-            else:
-                pool.set_kv_buffer(
-                    layer, upstream.KVWriteLoc(forward_batch.out_cache_loc, None), k, v
-                )
+        writes = save_kv_cache and k is not None and v is not None
+        kernel_writes = writes and in_place and self.writes_in_place
+        new: Any = (k, v, forward_batch.out_cache_loc) if kernel_writes else None
+        if writes and not kernel_writes:
+            pool.set_kv_buffer(layer, upstream.KVWriteLoc(forward_batch.out_cache_loc, None), k, v)
         queries = q.view(-1, layer.tp_q_head_num, layer.qk_head_dim)  # [T, H, D]
         out = q.new_empty(queries.shape[0], layer.tp_q_head_num, layer.v_head_dim)
         plan = self.plan
         assert plan is not None, "a pass attends once its metadata are there"
         causal = layer.attn_type != upstream.AttentionType.ENCODER_ONLY
-        window = layer.sliding_window_size
-        window = paged_attention.NO_WINDOW if window is None or window < 0 else int(window)
+        window = paged_attention.window_of(layer)
         if in_place:
             paged_attention.paged_attention(
                 queries, keys, values, plan, scale=layer.scaling, causal=causal, window=window,

@@ -201,7 +201,8 @@ class DraftHeads:
         """noise, tp_sync: upstream's `DraftNoise` and `SpecTpSync`. greedy_only: sampled requests
         have greedy drafts too."""
         self._reduced = reduced
-        self._model, self._noise, self._tp_sync = model, noise, tp_sync
+        self._model, self._noise = model, noise
+        self._shared = {"noise": noise, "tp_sync": tp_sync}  # arguments of `sample_draft_block`
         self._greedy_only = greedy_only
         self._agree = partial(tp_sync.sync, upstream.SpecTpSyncSite.DSPARK_DRAFT)
         self._together = bool(tp_sync.enabled(upstream.SpecTpSyncSite.DSPARK_DRAFT))
@@ -238,29 +239,23 @@ class DraftHeads:
             tokens = reduced_head.draft_greedy(reduced, base, anchors.long(), agree, confidence)
             return draft_result(tokens, _greedy_params(len(base)))
         if reduced is not None:
-            waits = seeded_waits(seeds, positions, reduced.tokens, base.shape[1])
-            return self._sampled(reduced, base, anchors, info, waits, confidence)
+            return self._sampled(reduced, base, anchors, info, positions, seeds, confidence)
         options = {
             "base_logits": base,
             "anchor_tokens": anchors,
             "draft_hidden": hidden.view(*base.shape[:2], -1),
             "sampling_info": info,
             "markov_head": self._model.markov_head,
-            "noise": self._noise,
             "device": base.device,
-            "tp_sync": self._tp_sync,
+            **self._shared,
         }
         if seeds is not None and not greedy:
-            drawn = DraftSeeds(seeds, positions.long())
-            return _estimated(draft_block(drawn, **options), confidence)
-        if not greedy or confidence is None:
-            # Upstream would keep and noise the logits of greedy requests too, which are not read.
+            block = draft_block(DraftSeeds(seeds, positions.long()), **options)
+        elif greedy and confidence is not None:
+            return _greedy_estimated(options, confidence)
+        else:  # upstream would keep and noise the logits of greedy requests too, which are not read
             block = upstream.sample_draft_block(**options, greedy_draft=greedy)
-            return _estimated(block, confidence)
-        # A greedy block of upstream has no logits.
-        block = upstream.sample_draft_block(**options | {"sampling_info": None}, greedy_draft=False)
-        _estimated(block, confidence)
-        return draft_result(block.draft_tokens, _params(info, base))
+        return _estimated(block, confidence)
 
     def _sampled(
         self,
@@ -268,7 +263,8 @@ class DraftHeads:
         base: Tensor,
         anchors: Tensor,
         info: Any,
-        waits: SeededWaits | None,
+        positions: Tensor,
+        seeds: Seeds | None,
         confidence: Tensor | None,
     ) -> Any:
         params = _params(info, base)
@@ -280,7 +276,7 @@ class DraftHeads:
             params.step_temperatures,
             reduced_head.block_uniforms(key, offset, (base.shape[0], base.shape[1])),
             self._agree,
-            waits,
+            seeded_waits(seeds, positions, reduced.tokens, base.shape[1]),
             confidence,
         )
         self._noise.offset.add_(1)
@@ -290,6 +286,18 @@ class DraftHeads:
 def _params(info: Any, base: Tensor) -> Any:
     """Return upstream's parameters of the requests of base logits [R, depth, n]."""
     return upstream.resolve_draft_params(sampling_info=info, bs=len(base), device=base.device)
+
+
+def _greedy_estimated(options: dict[str, Any], confidence: Tensor) -> Any:
+    """Draft greedily by upstream's steps with the logits kept, which a greedy block of it has not.
+
+    options: the arguments of `sample_draft_block`.
+    """
+    block = upstream.sample_draft_block(**options | {"sampling_info": None}, greedy_draft=False)
+    _estimated(block, confidence)
+    return draft_result(
+        block.draft_tokens, _params(options["sampling_info"], options["base_logits"])
+    )
 
 
 def _estimated(block: Any, confidence: Tensor | None) -> Any:

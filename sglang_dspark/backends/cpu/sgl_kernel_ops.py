@@ -180,19 +180,23 @@ def build_tree_kernel_efficient_cpu(
     else:
         both = (each.reshape(rows, -1).tolist() for each in (selected_index, parent_list))
         trees = [_tree(s, p, int(topk), n) for s, p in zip(*both, strict=True)]
-    # [R, n] each, or [1, n] for chains; visible [R, n, n]
     depths, children, siblings, seen = (torch.stack(each) for each in zip(*trees, strict=True))
-    positions.view(rows, n).copy_(verified_seq_len[:, None] + depths)
+    positions.view(rows, n).copy_(verified_seq_len[:, None] + depths)  # [R, n], or [1, n]: chains
     retrieve_index.view(rows, n).copy_(torch.arange(rows * n).view(rows, n))
     retrieve_next_token.view(rows, n).copy_(children)
     retrieve_next_sibling.view(rows, n).copy_(siblings)
     visible = seen.expand(rows, n, n)
     if int(tree_mask_mode) == QLEN_ONLY:
         tree_mask.view(-1)[: rows * n * n].view(rows, n, n).copy_(visible)
-        return
-    offset = 0
-    for r, length in enumerate(verified_seq_len.tolist()):
-        block = tree_mask.view(-1)[offset : offset + n * (length + n)].view(n, length + n)
+    else:
+        _fill_full_mask(tree_mask.view(-1), visible, verified_seq_len.tolist())
+
+
+def _fill_full_mask(mask: Tensor, visible: Tensor, lengths: list[int]) -> None:
+    """The last n columns of each request's block [n, len_r + n]; visible: [R, n, n]."""
+    n, offset = visible.shape[1], 0
+    for r, length in enumerate(lengths):
+        block = mask[offset : offset + n * (length + n)].view(n, length + n)
         block[:, length:] = visible[r]
         offset += n * (length + n)
 

@@ -8,6 +8,7 @@ tokens.
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -81,24 +82,18 @@ def tree_speculative_sampling_target_only(
         tokens, numbers, child, sibling = (each[r].tolist() for each in lists)
         coins = _finer(uniform_samples[r]).tolist()
         final_coin = _finer(uniform_samples_for_final_sampling[r : r + 1])
-        node = accepted = 0
-        accept_index[r, 0] = numbers[0]
-        while accepted < limit:
-            given = child[node], tokens, sibling, coins[node], target[node], refused[node]
-            candidate = _kept_child(*given, thresholds)
-            if candidate == -1:
-                break
-            predicts[numbers[node]] = tokens[candidate]
-            node = candidate
-            accepted += 1
-            accept_index[r, accepted] = numbers[node]
-        accept_token_num[r] = accepted
-        weights = target[node]
-        if accepted < limit:
-            rest = (weights - refused[node]).clamp_min(0)
+        path = _kept_path((tokens, child, sibling), coins, target, refused, thresholds, limit)
+        for depth, node in enumerate(path):
+            accept_index[r, depth] = numbers[node]
+        for node, following in pairwise(path):
+            predicts[numbers[node]] = tokens[following]
+        accept_token_num[r] = len(path) - 1
+        weights = target[path[-1]]
+        if len(path) <= limit:
+            rest = (weights - refused[path[-1]]).clamp_min(0)
             weights = rest if bool(rest.sum() > 0) else weights
         drawn = sample_inverse_cdf(weights[None], final_coin)[0]
-        predicts[numbers[node]] = drawn.to(predicts.dtype)
+        predicts[numbers[path[-1]]] = drawn.to(predicts.dtype)
 
 
 def _finer(uniforms: Tensor) -> Tensor:
@@ -107,6 +102,30 @@ def _finer(uniforms: Tensor) -> Tensor:
     A uniform of exactly 0, one in 2^24, would keep a draft of any probability above 0.
     """
     return uniforms.double() + torch.rand_like(uniforms, dtype=torch.float64) * 2.0**-24
+
+
+def _kept_path(
+    links: tuple[list[int], list[int], list[int]],
+    coins: list[float],
+    target: Tensor,
+    refused: Tensor,
+    thresholds: tuple[float, float],
+    limit: int,
+) -> list[int]:
+    """Descend a tree: return its kept nodes, the anchor first; target and refused are [n, V].
+
+    links: tokens, first child and next sibling of each node. limit: most nodes after the anchor.
+    """
+    tokens, child, sibling = links
+    path = [0]
+    while len(path) <= limit:
+        node = path[-1]
+        given = child[node], tokens, sibling, coins[node], target[node], refused[node]
+        candidate = _kept_child(*given, thresholds)
+        if candidate == -1:
+            break
+        path.append(candidate)
+    return path
 
 
 def _kept_child(

@@ -151,13 +151,12 @@ def _resolve(layer: Any, head_norms: tuple[Any, Any]) -> LayerSpec:
 
 def _attention(shape: Shape, radix: Any) -> Attention:
     """Return the attention of a `RadixAttention`, without a cache."""
-    window = radix.sliding_window_size
     return Attention(
         heads=shape.heads,
         kv_heads=shape.kv_heads,
         width=shape.head,
         value_width=shape.head,
-        window=paged_attention.NO_WINDOW if window is None or window < 0 else int(window),
+        window=paged_attention.window_of(radix),
         scale=radix.scaling,
         causal=radix.attn_type != upstream.AttentionType.ENCODER_ONLY,
     )
