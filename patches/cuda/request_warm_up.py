@@ -8,10 +8,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from sglang_dspark.patches.seam import Seam
+from sglang_dspark.patches.seam import Seams
 from sglang_dspark.serving import upstream, warm_up
 
+SEAMS = Seams(device="cuda")
 
+
+@SEAMS.after(
+    "cuda-warm-up",
+    "sglang.srt.arg_groups.speculative_hook._handle_dspark",
+    why="upstream's one warm-up request compiles kernels for one request alone; the others "
+    "compile while users wait",
+)
 def name_warm_up(result: None, server_args: Any) -> None:
     """AFTER hook of `_handle_dspark`: register the warm-up and name it behind the user's own.
 
@@ -23,17 +31,3 @@ def name_warm_up(result: None, server_args: Any) -> None:
     upstream.register_warm_up(warm_up.NAME)(warm_up.answer_made_up)
     names = [name for name in (args.warmups, warm_up.NAME) if name]
     upstream.declare_resolution(server_args, "sglang_dspark.name_warm_up", warmups=",".join(names))
-
-
-SEAMS = (
-    Seam(
-        name="cuda-warm-up",
-        target="sglang.srt.arg_groups.speculative_hook._handle_dspark",
-        kind="after",
-        hook=name_warm_up,
-        signature="(server_args)",
-        why="upstream's one warm-up request compiles kernels for one request alone; the others "
-        "compile while users wait",
-        device="cuda",
-    ),
-)
