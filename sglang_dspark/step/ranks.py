@@ -13,6 +13,7 @@ announces each pass to the others.
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -188,7 +189,10 @@ class _Announced:
 
 
 def _send(agreement: Agreement, message: Any = None) -> Any:
-    """Send the leader's message to every rank; returns it."""
-    held = [message]
-    dist.broadcast_object_list(held, src=agreement.leader, group=agreement.group)
-    return held[0]
+    """Send the leader's message to every rank, as JSON; returns it."""
+    text = json.dumps(message, default=int).encode()
+    size = torch.tensor([len(text)])
+    dist.broadcast(size, src=agreement.leader, group=agreement.group)
+    held = torch.frombuffer(bytearray(text.ljust(int(size))[: int(size)]), dtype=torch.uint8)
+    dist.broadcast(held, src=agreement.leader, group=agreement.group)
+    return json.loads(bytes(held.tolist()))
