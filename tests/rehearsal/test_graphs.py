@@ -38,7 +38,7 @@ def captured(pool: ServerPool, pair: tiny_models.TinyPair) -> Rehearsed:
 
 @pytest.fixture(scope="module")
 def made_up(captured: Rehearsed) -> int:
-    """How many passes the warm-up took: those behind them are of users."""
+    """Count the passes of the warm-up: later ones are of users."""
     return len(captured.passes())
 
 

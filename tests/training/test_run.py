@@ -389,7 +389,7 @@ def test_bad_configs_name_the_field(tmp_path, text, message):
 
 @pytest.mark.parametrize(("gpu", "has"), [(False, False), (False, True), (True, False)])
 def test_emulated_halves_are_left_out(tmp_path, monkeypatch, gpu, has):
-    """Where neither a GPU nor the CPU multiplies bfloat16; a config without them stays itself."""
+    """Drop bfloat16 products if neither a GPU nor the CPU has them; else return the same config."""
     monkeypatch.setattr("sglang_dspark.training.config.has_bfloat16_products", lambda: has)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
     (tmp_path / "c.yaml").write_text(
