@@ -89,9 +89,10 @@ class Seams(list[Seam]):
 def bare_signature(target: Any, skipped: int = 0) -> str:
     """Return `str(inspect.signature(target))` without annotations and object addresses.
 
-    Follows `__wrapped__`, so a target that another plugin hooked still shows its own signature.
-    skipped: how many parameters are skipped, from the first on. Raises TypeError or ValueError when
-    `target` has none.
+    It begins with `async ` for a coroutine function, with `async for ` for one whose values come
+    from an asynchronous loop. Follows `__wrapped__`, so a target that another plugin hooked still
+    shows its own signature. skipped: how many parameters are skipped, from the first on. Raises
+    TypeError or ValueError when `target` has none.
     """
     signature = inspect.signature(target)
     parameters = [
@@ -100,7 +101,17 @@ def bare_signature(target: Any, skipped: int = 0) -> str:
     bare = signature.replace(
         parameters=parameters[skipped:], return_annotation=inspect.Signature.empty
     )
-    return _ADDRESS.sub("", str(bare))
+    return _awaited(inspect.unwrap(target)) + _ADDRESS.sub("", str(bare))
+
+
+def _awaited(function: Any) -> str:
+    """Return how a function's result is awaited; one that returns an `AsyncIterator` is looped over
+    as an asynchronous generator is."""
+    if inspect.iscoroutinefunction(function):
+        return "async "
+    returns = str(getattr(function, "__annotations__", {}).get("return", ""))
+    loops = inspect.isasyncgenfunction(function) or returns.startswith("AsyncIterator")
+    return "async for " if loops else ""
 
 
 def bare_repr(value: Any) -> str:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -92,10 +92,11 @@ class Sampling(BaseModel):
 class TokenizerManager(Upstream):
     """Upstream's manager of requests, with the checks that it lacks."""
 
-    def generate_request(self, obj: Any, request: Any = None) -> Any:
+    def generate_request(self, obj: Any, request: Any = None) -> AsyncIterator[Any]:
         """Check a request before upstream makes as many of it as answers are asked for."""
         check_answers(obj)
-        return super().generate_request(obj, request)
+        answers: AsyncIterator[Any] = super().generate_request(obj, request)
+        return answers
 
     def _validate_one_request(self, obj: Any, input_ids: list[int] | None) -> Any:
         """Check the values of one answer's request before upstream's own checks."""

@@ -42,7 +42,7 @@ PROMPTS = ("text", "input_ids", "input_embeds", "prompt", "messages")
 @SEAMS.around(
     "request-body",
     "fastapi.dependencies.utils.request_body_to_args",
-    signature="(body_fields, received_body, embed_body_fields)",
+    signature="async (body_fields, received_body, embed_body_fields)",
 )
 async def read_body(original: Callable[..., Any], *given: Any, **named: Any) -> Any:
     """AROUND hook of FastAPI's `request_body_to_args`: answer 400 if a validator raises.

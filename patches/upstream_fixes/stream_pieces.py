@@ -42,7 +42,7 @@ def pieces(text: str) -> list[str]:
 @SEAMS.around(
     "chat-pieces",
     f"{_OPENAI}.serving_chat.OpenAIServingChat._generate_stream_content",
-    signature="(self, content, index, request, created, stream_offsets, "
+    signature="async for (self, content, index, request, created, stream_offsets, "
     "reasoning_parser_dict, parser_dict, has_tool_calls, choice_logprobs, finish_reason_type, "
     "continuous_usage_stats, prompt_tokens, reasoning_tokens, completion_tokens)",
 )
@@ -72,7 +72,7 @@ async def chat_content(original: Callable[..., Stream], self: Any, **named: Any)
 @SEAMS.around(
     "response-pieces",
     f"{_OPENAI}.serving_responses.OpenAIServingResponses._responses_stream_generator_non_harmony",
-    signature="(self, request, sampling_params, result_generator, model_name, tokenizer, "
+    signature="async for (self, request, sampling_params, result_generator, model_name, tokenizer, "
     "request_metadata, created_time=None, *, require_reasoning, tool_adapter=None)",
 )
 async def response_events(

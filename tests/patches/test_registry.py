@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 import types
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -274,3 +276,23 @@ def test_signatures_carry_no_annotations_and_no_addresses() -> None:
         """Only the signature matters."""
 
     assert bare_signature(f) == "(a, *rest, b=<object object>, c=0.5)"
+
+
+def test_signatures_say_how_a_result_is_awaited() -> None:
+    """One that returns an asynchronous iterator may take the place of a generator."""
+
+    async def waits(a: int) -> int:
+        return a
+
+    async def loops(a: int) -> AsyncIterator[int]:
+        yield a
+
+    def returns(a: int) -> AsyncIterator[int]:
+        return loops(a)
+
+    @functools.wraps(waits)
+    def hooked(*given: int) -> object:
+        return waits(*given)
+
+    assert bare_signature(waits) == bare_signature(hooked) == "async (a)"
+    assert bare_signature(loops) == bare_signature(returns) == "async for (a)"

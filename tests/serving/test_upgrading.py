@@ -1,4 +1,4 @@
-"""An SGLang with sixteen planted changes: `dspark doctor` names each, and no server starts."""
+"""An SGLang with seventeen planted changes: `dspark doctor` names each, and no server starts."""
 
 from __future__ import annotations
 
@@ -38,6 +38,8 @@ FOUND = {  # the change -> what the doctor says of it
     "dspark_components.dspark_worker_v2.DSparkWorkerV2._forward_prefill should be "
     "(self, batch, on_publish, pp_proxy_tensors=None) but is (self, batch, on_publish, "
     "pp_proxy_tensors=None, chunk=None)",
+    "a method made asynchronous": "sglang.srt.managers.scheduler.Scheduler."
+    "init_req_max_new_tokens should be (self, req) but is async (self, req)",
     "another signature that only a GPU has": "on a GPU: seam cuda-default-attention: sglang.srt."
     "arg_groups.model_override_base.get_default_attn_backend should be (server_args, "
     "use_mla_backend, model_config) but is (server_args, use_mla_backend, model_config, *, "
@@ -97,6 +99,11 @@ def changed(tmp_path_factory: pytest.TempPathFactory) -> Path:
         package / "srt/sampling/sampling_params.py",
         "def normalize(self, tokenizer)",
         "def normalize(self, tokenizer, strict=False)",
+    )
+    plant(
+        package / "srt/managers/scheduler.py",
+        "def init_req_max_new_tokens(",
+        "async def init_req_max_new_tokens(",
     )
     plant(package / "srt/mem_cache/kv_loc_plan.py", "    FULL = enum", "    WHOLE = enum")
     plant(
