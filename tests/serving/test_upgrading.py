@@ -38,7 +38,7 @@ FOUND = {  # the change -> what the doctor says of it
     "dspark_components.dspark_worker_v2.DSparkWorkerV2._forward_prefill should be "
     "(self, batch, on_publish, pp_proxy_tensors=None) but is (self, batch, on_publish, "
     "pp_proxy_tensors=None, chunk=None)",
-    "a method made asynchronous": "sglang.srt.managers.scheduler.Scheduler."
+    "a method made asynchronous": "seam pool-end: sglang.srt.managers.scheduler.Scheduler."
     "init_req_max_new_tokens should be (self, req) but is async (self, req)",
     "another signature that only a GPU has": "on a GPU: seam cuda-default-attention: sglang.srt."
     "arg_groups.model_override_base.get_default_attn_backend should be (server_args, "
