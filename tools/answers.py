@@ -179,9 +179,9 @@ def open_config(path: Path) -> RunConfig:
     """Return a training configuration, its target a folder on this machine."""
     asked, console = load_config(path), Console(stderr=True)
     cfg = without_slow_halves(asked)
+    target = target_dir(str(cfg.data.target), console)
     if cfg is not asked:
         console.print(f"{path}: {SLOW_HALVES}", soft_wrap=True)
-    target = target_dir(str(cfg.data.target), console)
     return cfg.model_copy(update={"data": cfg.data.model_copy(update={"target": target})})
 
 

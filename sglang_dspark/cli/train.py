@@ -90,14 +90,14 @@ def _load(config: Path, strict: bool = False) -> RunConfig:
 
     asked = load_config(config_file("train", config))
     cfg = without_slow_halves(asked)
-    if cfg is not asked:
-        Console(stderr=True).print(f"{config}: {SLOW_HALVES}", soft_wrap=True)
     require_tensorboard(cfg.curves)
     changes: dict[str, object] = {"strict": True} if strict else {}
     try:
         changes["target"] = target_dir(str(cfg.data.target), Console(stderr=True))
     except DSparkError as error:
         raise DSparkError(f"{config}: data.target: {error}") from None
+    if cfg is not asked:
+        Console(stderr=True).print(f"{config}: {SLOW_HALVES}", soft_wrap=True)
     return cfg.model_copy(update={"data": cfg.data.model_copy(update=changes)})
 
 

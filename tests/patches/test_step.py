@@ -12,6 +12,7 @@ pytest.importorskip("sglang")
 from sglang_dspark.patches import registry
 from sglang_dspark.patches.step import worker as seams
 from sglang_dspark.step import decode, plan
+from sglang_dspark.step.state import StepState
 
 Calls = list[Any]
 
@@ -39,8 +40,9 @@ def new_worker(*, calls: Calls | None = None) -> Any:
     """Make a worker. calls: it has a state, whose engine records its calls there."""
     worker = registry.derive(Theirs, seams.DSparkWorker)()
     if calls is not None:
-        engine = SimpleNamespace(interrupted=lambda: calls.append("interrupted"))
-        worker.dspark_step = SimpleNamespace(worker=worker, engine=engine)  # type: ignore[attr-defined]
+        engine: Any = SimpleNamespace(interrupted=lambda: calls.append("interrupted"))
+        device: Any = None
+        worker.dspark_step = StepState(worker, engine, device)  # type: ignore[attr-defined]
     return worker
 
 
@@ -96,7 +98,9 @@ def test_a_draft_that_no_graph_may_hold_is_not_captured(
 def test_a_prefill_interrupts_and_runs() -> None:
     calls: Calls = []
     worker = new_worker(calls=calls)
-    assert worker._forward_prefill(SimpleNamespace(sampling_info=None), None)[0] == "theirs"
+    assert (
+        worker._forward_prefill(SimpleNamespace(sampling_info=None, reqs=[]), None)[0] == "theirs"
+    )
     assert calls == ["interrupted"]
 
 

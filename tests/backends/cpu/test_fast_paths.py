@@ -39,5 +39,5 @@ def test_what_was_found_is_handed_on_and_other_errors_are_raised(
 
 
 def test_a_processor_without_fused_multiply_add_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(csrc, "library", lambda: SimpleNamespace(processor=lambda: 0))
+    monkeypatch.setattr(csrc, "library", lambda: SimpleNamespace(dspark_processor=lambda: 0))
     assert linear.why_not() == "this processor has no AVX2 and fused multiply-add"
