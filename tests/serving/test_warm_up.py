@@ -33,8 +33,13 @@ def test_batches_have_every_size_that_kernels_tell_apart(most: int, sizes: list[
     assert warm_up.batch_sizes(most) == sizes
 
 
+@pytest.mark.parametrize("installed", [True, False])
 @pytest.mark.parametrize(("most", "vocabulary"), [(1, 49152), (48, 49152), (1024, 151936)])
-def test_requests_differ_and_have_all_kinds_of_sampling(most: int, vocabulary: int) -> None:
+def test_requests_differ_and_have_all_kinds_of_sampling(
+    monkeypatch: pytest.MonkeyPatch, most: int, vocabulary: int, installed: bool
+) -> None:
+    """Without FlashInfer SGLang's own verify step cannot cut."""
+    monkeypatch.setattr(warm_up, "find_spec", lambda name: object() if installed else None)
     *first, again, largest = list(warm_up.bodies(most, vocabulary))
     everything = [*first, again, largest]
     ids = [rid for body in everything for rid in body["rid"]]
@@ -50,8 +55,9 @@ def test_requests_differ_and_have_all_kinds_of_sampling(most: int, vocabulary: i
     assert (again["input_ids"], largest["input_ids"]) == (
         first[0]["input_ids"], first[-1]["input_ids"],
     )  # fmt: skip
-    cuts = {tuple(sorted(each)) for body in first for each in body["sampling_params"]}
-    assert len(cuts) == (1 if most == 1 else 2)
+    kinds = {each["temperature"]: "top_k" in each for b in first for each in b["sampling_params"]}
+    everywhere = {0.0: False, 1.0: False} | ({0.6: True} if installed else {})
+    assert kinds == (everywhere if most > 1 else {0.0: False})
 
 
 def test_prompts_fit_a_small_vocabulary() -> None:
