@@ -52,7 +52,7 @@ def bodies(most: int, vocabulary: int) -> Iterator[dict[str, Any]]:
     """Yield the arguments of each made-up batch; two repeat prompts, so that prefixes are cached.
 
     most: running requests. vocabulary: of the target. A batch has all kinds of sampling; those with
-    cuts are left out where FlashInfer is missing, without which they end SGLang's own verify step.
+    cuts are skipped where FlashInfer is missing, without which they end SGLang's own verify step.
     """
     sizes = batch_sizes(most)
     settings = _SETTINGS if find_spec("flashinfer") else _SETTINGS[:2]
