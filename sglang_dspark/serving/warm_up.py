@@ -16,6 +16,8 @@ from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from typing import Any
 
+from fastapi import HTTPException
+
 from sglang_dspark.serving import upstream
 
 logger = logging.getLogger(__name__)
@@ -87,12 +89,14 @@ async def answer_made_up(mode: str, manager: Any) -> None:
     if mode != "null" or upstream.get_serving().skip_server_warmup:
         return
     began, ranks = time.monotonic(), upstream.get_parallel().num_dp_ranks
-    running = upstream.get_schedule().max_running_requests
+    schedule = upstream.get_schedule()
+    # Requests of a batch wait in the queue first, and a full one refuses the rest of them.
+    running = min(schedule.max_running_requests, schedule.max_queued_requests or 1 << 30)
     try:
         for body in bodies(running * ranks, int(manager.model_config.vocab_size)):
             async for _ in manager.generate_request(upstream.GenerateReqInput(**body), None):
                 pass
-    except ValueError as error:
+    except (ValueError, HTTPException) as error:  # as upstream refuses and aborts requests
         logger.warning(
             "sglang-dspark: kernels will be compiled while serving: a made-up request failed (%s)",
             error,

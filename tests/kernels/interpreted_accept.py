@@ -229,7 +229,7 @@ def main() -> None:
     answer(
         {
             "parity": parity,
-            "law": lambda: {name: p_values(cuts, 3) for name, cuts in CUTS.items()},
+            "distribution": lambda: {name: p_values(cuts, 3) for name, cuts in CUTS.items()},
             "known": lambda: {"wrong": known(), "bytes": [allocated(v) for v in (16, 1024)]},
         }
     )

@@ -220,7 +220,7 @@ def main() -> None:
     answer(
         {
             "parity": parity,
-            "law": lambda: {name: p_value(cuts, 3) for name, cuts in CUTS.items()},
+            "distribution": lambda: {name: p_value(cuts, 3) for name, cuts in CUTS.items()},
             "known": lambda: {"wrong": known(), "bytes": sizes()},
         }
     )

@@ -231,7 +231,7 @@ def main() -> None:
     asked = sys.argv[1]
     if asked == "parity":
         print(json.dumps(parity(int(sys.argv[2]))))
-    elif asked == "law":
+    elif asked == "distribution":
         cold, warm = WARM
         print(json.dumps({"vanilla": p_values(cold, 3, False), "gated": p_values(warm, 4, True)}))
     else:

@@ -49,7 +49,7 @@ def test_outcomes_known_by_hand_and_bytes() -> None:
 
 
 def test_strings_follow_plain_decodings_law() -> None:
-    found = asked("law")
+    found = asked("distribution")
     assert set(found) == {"uncut", "cut"}
     assert min(found.values()) > ALARM, found
 

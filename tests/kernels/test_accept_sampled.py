@@ -56,7 +56,7 @@ def test_exact_boundaries_and_bytes() -> None:
 
 
 def test_emitted_tokens_follow_the_target() -> None:
-    found = asked("law")
+    found = asked("distribution")
     assert set(found) == {"uncut", "cut"}
     assert min(min(each.values()) for each in found.values()) > ALARM, found
 

@@ -58,7 +58,7 @@ def test_drafts_known_by_hand() -> None:
 
 
 def test_drafts_follow_the_kept_law() -> None:
-    found = asked("law")
+    found = asked("distribution")
     assert set(found) == {"vanilla", "gated"}
     assert min(min(each.values()) for each in found.values()) > ALARM, found
 

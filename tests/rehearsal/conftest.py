@@ -16,7 +16,7 @@ from tests.integration import tiny_models
 from tests.integration.serving import DSPARK_FLAGS, Served, ServerPool
 
 SITE = Path(__file__).parent / "site"
-SEATS = "16"
+SLOTS = "16"
 PROCESSORS = "--enable-custom-logit-processor"
 
 
@@ -71,7 +71,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> tiny_models.TinyPair:
 
 @pytest.fixture(scope="session")
 def plain(pool: ServerPool, pair: tiny_models.TinyPair) -> Served:
-    return pool.start("plain", pair.target, "--max-running-requests", SEATS, PROCESSORS)
+    return pool.start("plain", pair.target, "--max-running-requests", SLOTS, PROCESSORS)
 
 
 def start_rehearsed(
@@ -94,7 +94,7 @@ def start_rehearsed(
         str(pair.drafter),
         *([] if warm_up else ["--skip-server-warmup"]),
         "--max-running-requests",
-        SEATS,
+        SLOTS,
         "--dspark-config",
         str(config),
         *arguments,

@@ -9,7 +9,7 @@ import pytest
 from sglang_dspark.serving.warm_up import batch_sizes
 from tests.integration import tiny_models
 from tests.integration.serving import Served, ServerPool
-from tests.rehearsal.conftest import SEATS, Rehearsed, start_rehearsed
+from tests.rehearsal.conftest import SLOTS, Rehearsed, start_rehearsed
 from tests.rehearsal.on_cpu import TIER
 from tests.rehearsal.test_overlap_steps import GREEDY, TOKENS
 from tests.rehearsal.test_sampling_rules import PENALTIES, SEEDED, accepted, tokens
@@ -59,7 +59,7 @@ def test_made_up_requests_come_first(captured: Rehearsed, made_up: int) -> None:
     """Each number of requests that a kernel may be compiled for has run before the first user's."""
     assert "warmed up with batches of 1 to 16 made-up requests" in captured.server.log
     passes = captured.passes()[:made_up]
-    assert {each["pass"] for each in passes} >= set(batch_sizes(int(SEATS)))
+    assert {each["pass"] for each in passes} >= set(batch_sizes(int(SLOTS)))
     assert {each["folded"] for each in in_graphs(passes)} == {True, False}, "greedy, sampled"
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from tests.integration import tiny_models
 from tests.integration.serving import DSPARK_FLAGS, Served, ServerPool
-from tests.rehearsal.conftest import SEATS
+from tests.rehearsal.conftest import SLOTS
 from tests.rehearsal.test_graphs import PROMPTS, answers
 from tests.rehearsal.test_overlap_steps import TOKENS
 from tests.rehearsal.test_ranks import bound_cores
@@ -24,7 +24,7 @@ def two_ranks(
 ) -> Iterator[Served]:
     config = pool.folder / f"{name}.yaml"
     config.write_text(config_text)
-    arguments = ("--max-running-requests", SEATS, "--enable-metrics", "--tp-size", "2")
+    arguments = ("--max-running-requests", SLOTS, "--enable-metrics", "--tp-size", "2")
     yield pool.start(
         name,
         pair.target,

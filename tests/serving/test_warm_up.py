@@ -10,6 +10,7 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
+from fastapi import HTTPException
 
 pytest.importorskip("sglang")
 
@@ -71,17 +72,17 @@ def test_only_batches_of_its_own_are_made_up() -> None:
 
 
 class Manager:
-    """Answers requests as `TokenizerManager` does; `refuses`: with which message."""
+    """Answers requests as `TokenizerManager` does, or refuses them with an error."""
 
-    def __init__(self, refuses: str = "") -> None:
+    def __init__(self, refuses: Exception | None = None) -> None:
         self.asked: list[Any] = []
         self.refuses = refuses
         self.model_config = SimpleNamespace(vocab_size=512)
 
     async def generate_request(self, asked: Any, request: None) -> Any:
         self.asked.append(asked)
-        if self.refuses:
-            raise ValueError(self.refuses)
+        if self.refuses is not None:
+            raise self.refuses
         yield {}
 
 
@@ -91,7 +92,7 @@ def settings(monkeypatch: pytest.MonkeyPatch) -> dict[str, SimpleNamespace]:
     found = {
         "get_serving": SimpleNamespace(skip_server_warmup=False),
         "get_parallel": SimpleNamespace(num_dp_ranks=2),
-        "get_schedule": SimpleNamespace(max_running_requests=4),
+        "get_schedule": SimpleNamespace(max_running_requests=4, max_queued_requests=None),
     }
     for name, value in found.items():
         path, there = upstream.PLACES[name]
@@ -119,14 +120,26 @@ def test_no_warm_up_where_it_is_skipped_or_a_server_is_one_half(
 
 
 @pytest.mark.usefixtures("settings")
+@pytest.mark.parametrize(
+    "error", [ValueError("longer than the context"), HTTPException(503, "the queue is full")]
+)
 def test_a_refused_request_ends_the_warm_up_and_not_the_start(
-    caplog: pytest.LogCaptureFixture,
+    caplog: pytest.LogCaptureFixture, error: Exception
 ) -> None:
-    manager = Manager(refuses="longer than the context")
+    manager = Manager(error)
     asyncio.run(warm_up.answer_made_up("null", manager))
     assert len(manager.asked) == 1
     assert "compiled while serving" in caplog.text
-    assert "longer than the context" in caplog.text
+    assert str(error) in caplog.text
+
+
+def test_a_batch_fits_into_the_queue(settings: dict[str, SimpleNamespace]) -> None:
+    """What does not fit is refused, with status 503."""
+    settings["get_schedule"].max_queued_requests = 2
+    settings["get_parallel"].num_dp_ranks = 1
+    manager = Manager()
+    asyncio.run(warm_up.answer_made_up("null", manager))
+    assert [len(each.input_ids) for each in manager.asked] == [1, 2, 1, 2]
 
 
 def state(world: Scenario, end: Any) -> StepState:

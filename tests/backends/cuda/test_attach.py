@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -16,7 +16,9 @@ from sglang.srt.speculative.ragged_verify import RaggedVerifyMode
 from sglang_dspark.backends.cuda import attach
 from sglang_dspark.backends.cuda.device import EventClock
 from sglang_dspark.step.build import verify_everything
+from sglang_dspark.step.engine import ScheduleEngine
 from sglang_dspark.step.penalties import OutputCounts
+from sglang_dspark.step.ranks import Ranks
 from sglang_dspark.step.state import StepState
 
 
@@ -204,3 +206,26 @@ def test_the_noise_of_blockwise_rejection_is_made_where_upstream_made_none(
     attach.use_blockwise_rejection(worker)
     assert executor._rejection_noise == after
     assert getattr(worker, "_rejection_noise", before) == after
+
+
+def test_compilations_count_from_the_first_users_request_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Those of the made-up requests before it are what a start takes."""
+    engine = object.__new__(ScheduleEngine)
+    engine.metrics = cast(Any, SimpleNamespace(kernel_compiled="counted"))
+    watched: list[str] = []
+    for name in ("use_blockwise_rejection", "GraphDevice", "GraphPasses", "_key"):
+        monkeypatch.setattr(attach, name, lambda *_: None)
+    monkeypatch.setattr(attach, "ranks_of", lambda worker: Ranks())
+    monkeypatch.setattr(attach, "engine_for", lambda *_: engine)
+    monkeypatch.setattr(attach, "watch", watched.append)
+    worker = worker_of()
+    worker.device = "cpu"
+    worker.model_runner.req_to_token_pool = SimpleNamespace(req_to_token=torch.zeros(3, 4))
+    worker.model_runner.model_config = SimpleNamespace(vocab_size=8)
+    state = attach.take_over(worker, EventClock())
+    state.prefills([SimpleNamespace(rid="dspark-warm-up-0-0")])
+    assert watched == []
+    state.prefills([SimpleNamespace(rid="a")])
+    assert watched == ["counted"]
