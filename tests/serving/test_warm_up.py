@@ -134,7 +134,7 @@ def test_a_refused_request_ends_the_warm_up_and_not_the_start(
 
 
 def test_a_batch_fits_into_the_queue(settings: dict[str, SimpleNamespace]) -> None:
-    """What does not fit is refused, with status 503."""
+    """Upstream refuses what does not fit, with status 503."""
     settings["get_schedule"].max_queued_requests = 2
     settings["get_parallel"].num_dp_ranks = 1
     manager = Manager()
