@@ -31,6 +31,14 @@ ConfigOption = Annotated[
 StrictOption = Annotated[
     bool, typer.Option("--strict", help="Stop at a broken prompt row instead of skipping it.")
 ]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="FIELD=VALUE",
+        help="Change a field of the config, as schedule.steps=500; may be repeated.",
+    ),
+]
 _REASONS_SHOWN = 5
 _SHOWN = ("loss", "tau", "steps_per_s", "held_out_loss", "held_out_tau", "held_out_ece")
 
@@ -42,6 +50,7 @@ def train(
         Path | None, typer.Option("--config", help="YAML: run all stages, resuming each.")
     ] = None,
     strict: StrictOption = False,
+    changes: SetOption = None,
 ) -> None:
     """Train a drafter for a target: all stages with --config, or one of them."""
     if context.invoked_subcommand is not None:
@@ -49,7 +58,7 @@ def train(
     if config is None:
         print(context.get_help())
         raise typer.Exit(2)
-    cfg = _load(config, strict)
+    cfg = _load(config, changes, strict)
     if cfg.data.self_prompts is not None and not cfg.data.self_prompts.exists():
         _write_prompts(cfg, cfg.data.self_prompt_count)
     _answer(cfg, minutes=1e9)
@@ -59,9 +68,13 @@ def train(
 
 
 @app.command()
-def prompts(config: ConfigOption, count: Annotated[int | None, typer.Option(min=1)] = None) -> None:
+def prompts(
+    config: ConfigOption,
+    count: Annotated[int | None, typer.Option(min=1)] = None,
+    changes: SetOption = None,
+) -> None:
     """Let the target write `count` user prompts into the config's `self_prompts` file."""
-    cfg = _load(config)
+    cfg = _load(config, changes)
     _write_prompts(cfg, count or cfg.data.self_prompt_count)
 
 
@@ -70,35 +83,36 @@ def data(
     config: ConfigOption,
     minutes: Annotated[float, typer.Option(min=0)] = 1e9,
     strict: StrictOption = False,
+    changes: SetOption = None,
 ) -> None:
     """Let the target answer the prompts; keep tokens and hidden states. Resumable."""
-    _answer(_load(config, strict), minutes)
+    _answer(_load(config, changes, strict), minutes)
 
 
 @app.command()
-def drafter(config: ConfigOption) -> None:
+def drafter(config: ConfigOption, changes: SetOption = None) -> None:
     """Train the drafter on the stored responses; goes on where a stopped run left off."""
-    _train(_load(config)).end()
+    _train(_load(config, changes)).end()
 
 
-def _load(config: Path, strict: bool = False) -> RunConfig:
+def _load(config: Path, changes: list[str] | None, strict: bool = False) -> RunConfig:
     """The config with the target's folder in place of its name."""
     from sglang_dspark.cli._workload import target_dir
     from sglang_dspark.shipped import config_file
     from sglang_dspark.training.config import SLOW_HALVES, load_config, without_slow_halves
     from sglang_dspark.training.curves import require_tensorboard
 
-    asked = load_config(config_file("train", config))
+    asked = load_config(config_file("train", config), changes or ())
     cfg = without_slow_halves(asked)
     require_tensorboard(cfg.curves)
-    changes: dict[str, object] = {"strict": True} if strict else {}
+    data: dict[str, object] = {"strict": True} if strict else {}
     try:
-        changes["target"] = target_dir(str(cfg.data.target), Console(stderr=True))
+        data["target"] = target_dir(str(cfg.data.target), Console(stderr=True))
     except DSparkError as error:
         raise DSparkError(f"{config}: data.target: {error}") from None
     if cfg is not asked:
         Console(stderr=True).print(f"{config}: {SLOW_HALVES}", soft_wrap=True)
-    return cfg.model_copy(update={"data": cfg.data.model_copy(update=changes)})
+    return cfg.model_copy(update={"data": cfg.data.model_copy(update=data)})
 
 
 def _started(cfg: RunConfig) -> RunConfig:

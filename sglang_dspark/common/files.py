@@ -179,7 +179,11 @@ def load_yaml(path: Path) -> Any:
 
     Raises OSError when it cannot be read, ValueError in one short line for what is in it.
     """
-    text = _text(path, MOST_YAML_BYTES)
+    return parse_yaml(_text(path, MOST_YAML_BYTES))
+
+
+def parse_yaml(text: str) -> Any:
+    """Return the value of YAML text, None of an empty one; ValueError in one short line."""
     try:
         value = yaml.load(text, Loader=_Loader)
     except (ValueError, RecursionError, yaml.YAMLError) as error:

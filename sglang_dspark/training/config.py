@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import reduce
 from operator import or_
 from pathlib import Path
@@ -17,7 +18,7 @@ from pydantic import (
     model_validator,
 )
 
-from sglang_dspark.common.files import load_yaml, reading, wrong_fields
+from sglang_dspark.common.files import load_yaml, parse_yaml, reading, wrong_fields
 from sglang_dspark.common.machine import has_bfloat16_products
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.families.dspark import FAMILY as DSPARK
@@ -149,13 +150,34 @@ class RunConfig(FrozenModel):
         return self
 
 
-def load_config(path: Path) -> RunConfig:
-    """Read and check a YAML file; DSparkError names the field that is wrong."""
+def load_config(path: Path, changes: Sequence[str] = ()) -> RunConfig:
+    """Read and check a YAML file; DSparkError names the field that is wrong.
+
+    changes: `schedule.steps=500` each, fields to set in place of the file's, values as in YAML.
+    """
     with reading(path, "training config", "write one like configs/train/tiny.yaml"):
+        fields = load_yaml(path)
+        for change in changes:
+            _set_field(fields, change)
         try:
-            return RunConfig.model_validate(load_yaml(path))
+            return RunConfig.model_validate(fields)
         except ValidationError as error:
             raise DSparkError(f"{path}: {wrong_fields(error, RunConfig)}") from None
+
+
+def _set_field(fields: Any, change: str) -> None:
+    name, equals, text = change.partition("=")
+    *groups, last = name.strip().split(".")
+    if not equals or not last:
+        raise DSparkError(f"--set {change}: write FIELD=VALUE, as schedule.steps=500")
+    for group in groups:
+        fields = fields.setdefault(group, {}) if isinstance(fields, dict) else None
+    if not isinstance(fields, dict):
+        raise DSparkError(f"--set {change}: {'.'.join(groups)} has no fields in this config")
+    try:
+        fields[last] = parse_yaml(text)
+    except ValueError as error:
+        raise DSparkError(f"--set {change}: {error}") from None
 
 
 SLOW_HALVES = (

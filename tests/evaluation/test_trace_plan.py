@@ -121,8 +121,11 @@ def test_every_published_drafter_is_shipped_or_told_how_to_make() -> None:
     for name, drafter in load_plan(PUBLISHED).drafters.items():
         if drafter.path.parts[0] == "drafters":
             assert (ROOT / drafter.path / "config.json").is_file(), name
-        elif trained := re.fullmatch(r"dspark train drafter --config (\S+)", drafter.made_by):
-            assert load_config(ROOT / trained[1]).run_dir / "drafter" == drafter.path
+        elif trained := re.fullmatch(
+            r"dspark train drafter --config (\S+)((?: --set \S+)*)", drafter.made_by
+        ):
+            changes = trained[2].split(" --set ")[1:]
+            assert load_config(ROOT / trained[1], changes).run_dir / "drafter" == drafter.path
         else:
             assert drafter.made_by.startswith("mkdir -p runs/earlier && git archive "), name
 

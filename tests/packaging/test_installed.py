@@ -113,7 +113,7 @@ def test_a_shipped_configuration_is_found_by_name(installed: Installed) -> None:
         "from sglang_dspark.loadtest.sweep.config import load_sweep;"
         "from sglang_dspark.loadtest.sweep.setup import choose_arms, drafter_folders;"
         "c = load_sweep(f('sweep', Path('cpu-demo'))); a = choose_arms(c);"
-        "print(*drafter_folders(c, a).values(), f('train', Path('tv/full')), sep='\\n');"
+        "print(*drafter_folders(c, a).values(), f('train', Path('paper/dspark')), sep='\\n');"
         "Path('cpu-demo').write_text(''); print(f('sweep', Path('cpu-demo')))"
     )
     done = installed.run("python", "-c", code)
@@ -121,7 +121,7 @@ def test_a_shipped_configuration_is_found_by_name(installed: Installed) -> None:
     assert [path.name for path in shipped] == [
         "smollm2-135m-dspark",
         "smollm2-135m-mtp1",
-        "full.yaml",
+        "dspark.yaml",
     ], done.stderr
     assert all(path.exists() for path in shipped)
     assert own == Path("cpu-demo")  # a file of the user's comes first

@@ -387,6 +387,49 @@ def test_bad_configs_name_the_field(tmp_path, text, message):
         load_config(tmp_path / "c.yaml")
 
 
+def test_fields_set_on_the_command_line(tmp_path):
+    file = tmp_path / "c.yaml"
+    file.write_text(
+        "run_dir: x\ndata: {target: t, store: s, temperatures: [0.0]}\n"
+        "drafter: {target_layer_ids: [1], mask_token_id: 3}"
+    )
+    cfg = load_config(
+        file,
+        (
+            "schedule.learning_rate=2e-3",
+            "run_dir=y",
+            "data.temperatures=[0.0, 1.0]",
+            "drafter.kind=dflash",
+        ),
+    )
+    assert cfg.schedule.learning_rate == 2e-3
+    assert str(cfg.run_dir) == "y"
+    assert cfg.data.temperatures == (0.0, 1.0)
+    assert cfg.drafter.kind == "dflash"
+    assert load_config(file).drafter.kind == "dspark"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("schedule.steps", "--set schedule.steps: write FIELD=VALUE"),
+        ("=3", "write FIELD=VALUE"),
+        ("schedule.step=3", "schedule.step: no such field; did you mean steps"),
+        ("schedule.steps=0", "schedule.steps: .*greater than or equal to 1, found 0"),
+        ("run_dir.x=3", "--set run_dir.x=3: run_dir has no fields"),
+        ("data.temperatures=[0.0", "--set data.temperatures"),
+    ],
+)
+def test_bad_fields_on_the_command_line(tmp_path, change, message):
+    file = tmp_path / "c.yaml"
+    file.write_text(
+        "run_dir: x\ndata: {target: t, store: s}\n"
+        "drafter: {target_layer_ids: [1], mask_token_id: 3}"
+    )
+    with pytest.raises(DSparkError, match=message):
+        load_config(file, (change,))
+
+
 @pytest.mark.parametrize(("gpu", "has"), [(False, False), (False, True), (True, False)])
 def test_emulated_halves_are_left_out(tmp_path, monkeypatch, gpu, has):
     """Drop bfloat16 products if neither a GPU nor the CPU has them; else return the same config."""
