@@ -39,7 +39,9 @@ def _same_files(a, b):
         assert torch.equal(a[name], b[name]), name
 
 
-def test_training_learns_and_resume_is_exact(config, tmp_path):
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_training_learns_and_resume_is_exact(config, tmp_path, optimizer):
+    config = _in(config, tmp_path, optimizer=optimizer)
     whole, _ = prepare(_in(config, tmp_path / "whole"))
     reports = {}
     whole.run(lambda step, means: reports.update({step: means}))
