@@ -268,7 +268,10 @@ def _with_objective(config, **weights):
     return config.model_copy(update={"objective": ObjectiveConfig(**weights)})
 
 
-@pytest.mark.parametrize(("name", "was", "now"), [("held_out_every", 8, 4), ("seed", 0, 1)])
+@pytest.mark.parametrize(
+    ("name", "was", "now"),
+    [("held_out_every", 8, 4), ("seed", 0, 1), ("optimizer", "adamw", "muon")],
+)
 def test_a_run_does_not_go_on_with_another_split(config, tmp_path, name, was, now):
     run = _begun(config, tmp_path)
     with pytest.raises(DSparkError, match=f"trained with {name} {was}, here it is {now}: go on"):
