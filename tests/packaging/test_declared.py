@@ -40,10 +40,10 @@ MAY_IMPORT = {  # folder of the package -> what it may import beyond the base
     "evaluation": names(EXTRAS["train"]),
     "intervals": names(EXTRAS["train"]),
     "plugin": names(EXTRAS["cuda"]),
-    "serving": names(EXTRAS["cuda"]),
+    "serving": names(EXTRAS["cuda"]) | {"fastapi"},  # SGLang's server is made of it
     "step": names(EXTRAS["cuda"]),
     "backends": names(EXTRAS["cuda"]),
-    "patches": names(EXTRAS["cuda"]) | {"fastapi"},  # SGLang's server is made of it
+    "patches": names(EXTRAS["cuda"]) | {"fastapi"},
 }
 
 

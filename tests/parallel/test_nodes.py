@@ -18,7 +18,7 @@ from tests.integration.serving import REQUEST_TIMEOUT_S, START_TIMEOUT_S, Served
 from tests.parallel.counters import counted
 from tests.parallel.documented import documented
 from tests.parallel.machines import ADDRESSES, Machine, lacking, two_machines
-from tests.rehearsal.conftest import SEATS
+from tests.rehearsal.conftest import SLOTS
 from tests.rehearsal.test_graphs import GREEDY_SAMPLING, PROMPTS, answers
 
 pytestmark = [
@@ -94,7 +94,7 @@ def start(
         "--dspark-config",
         str(config),
         "--max-running-requests",
-        SEATS,
+        SLOTS,
         "--enable-metrics",
     ]
     environment = {"XDG_CACHE_HOME": str(folder / "cache")}

@@ -14,7 +14,7 @@ from tests.integration import tiny_models
 from tests.integration.serving import Served, ServerPool
 from tests.parallel.counters import counted
 from tests.parallel.documented import documented
-from tests.rehearsal.conftest import SEATS
+from tests.rehearsal.conftest import SLOTS
 from tests.rehearsal.test_graphs import PROMPTS, answers
 from tests.rehearsal.test_overlap_steps import GREEDY
 
@@ -32,7 +32,7 @@ def start(pool: ServerPool, name: str, pair: tiny_models.TinyPair, config: Path)
     words = documented(name, TARGET=str(pair.target), DRAFTER=str(pair.drafter))
     head = [sys.executable, "-m", "sglang.launch_server", "--model-path", str(pair.target)]
     assert words[: len(head)] == head
-    more = ("--dspark-config", str(config), "--max-running-requests", SEATS, "--enable-metrics")
+    more = ("--dspark-config", str(config), "--max-running-requests", SLOTS, "--enable-metrics")
     cache = str(pool.folder / f"{name}-cache")
     server = pool.start(name, pair.target, *words[len(head) :], *more, XDG_CACHE_HOME=cache)
     print(f"two {name} ready after {server.process.ready_after:.0f} s")
