@@ -216,7 +216,7 @@ def _window_states(worker: Any, batch: Any, result: Any) -> Tensor | None:
     hidden = _entered(model, tokens, result.logits_output.hidden_states)
     ours.plan = theirs.plan
     pass_ = SimpleNamespace(out_cache_loc=batch.out_cache_loc, forward_mode=mode)
-    step = layer_stack.step_of(stack, ours, window.positions, hidden, pass_)
+    step = layer_stack.pass_of(stack, ours, window.positions, hidden, pass_)
     return None if step is None else layer_stack.run(stack, step, hidden)[0]
 
 

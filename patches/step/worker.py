@@ -46,7 +46,7 @@ class DSparkWorker(Upstream):
             self.dspark_step = attach_if_supported(self)
 
     def get_confidence_budget_prepare(self) -> Any:
-        """Return the function that plans a step, which runs before the step is launched."""
+        """Return the function that plans a step before its launch; SGLang asks on a GPU only."""
         state = self.dspark_step
         if state is None:
             return super().get_confidence_budget_prepare()

@@ -1,4 +1,5 @@
-"""Plan by measured step times, and draft only if it pays: the base of both rules for K.
+"""Plan by measured step times, and draft only if it pays: the base of both rules for K, and the
+default rule, a search (`SearchPlanner`).
 
 `plan` reads finished steps only, through a relay that lags. Its K is found by search over all that
 the last known confidences promise; depth, limits, floors, weights and whether to draft are the
@@ -186,3 +187,19 @@ class GuardedPlanner(Planner):
         self._shallow = 0
         seconds = budget.seconds + extra
         return Budget(budget.drafts, self.gamma, budget.theta * budget.seconds / seconds, seconds)
+
+
+class SearchPlanner(GuardedPlanner):
+    """Verify the K drafts that promised the most tokens/s before they were drafted.
+
+    That K does not depend on the drafts makes the schedule lossless (docs/losslessness.md; paper,
+    3.2.2).
+    """
+
+    def drafts(self, plan: Plan, survivals: Gains) -> int:
+        """Return K of the plan; the drafts have no influence."""
+        return plan.budget.drafts
+
+    def describe(self) -> str:
+        """By what it schedules, for the log's line at the start."""
+        return f"{self.experience.signal}, algorithm search"

@@ -1,4 +1,4 @@
-"""Define a planner; `planner`, `early_stop` and `static_threshold` implement it.
+"""Define a planner; `guarded`, `early_stop` and `static_threshold` implement it.
 
     plan     before drafting: skip the draft, or draft how deep and admit how many (K)
     admit    after drafting: which drafts, by the survivals of this step

@@ -20,9 +20,9 @@ from sglang_dspark.schedule.compiled import cache_folder
 from sglang_dspark.schedule.cost_model import CostModel
 from sglang_dspark.schedule.cost_table import CostTable, ProfileKey
 from sglang_dspark.schedule.guard import SERVING_GUARD
+from sglang_dspark.schedule.guarded import SearchPlanner
 from sglang_dspark.schedule.online import OnlineCalibration
 from sglang_dspark.schedule.plan import PlannerConfig
-from sglang_dspark.schedule.planner import SearchPlanner
 from sglang_dspark.schedule.planner_protocol import Planner
 from sglang_dspark.schedule.sts_file import REGIMES
 

@@ -3,7 +3,7 @@
 For sampled steps whose distribution upstream's rules (sglang/kernels/ops/speculative/dspark/
 dspark_accept.py) do not keep, or whose requests have seeds: `rules.py`. The rules are those
 of `verify/`; no value is read by the host, and rows after a window's verified ones have no effect.
-Called by backends/cuda/accept.py; `decode` calls the device, and a CPU has backends/cpu/accept.py.
+Called by backends/cuda/accept.py and, for its `Rule`, `either` and `judge`, backends/cpu/accept.py.
 """
 
 from __future__ import annotations

@@ -24,9 +24,9 @@ from sglang_dspark.schedule.cost_table import ProfileKey
 from sglang_dspark.schedule.early_stop import EarlyStopPlanner
 from sglang_dspark.schedule.first_drafts import FirstDrafts
 from sglang_dspark.schedule.guard import SERVING_GUARD
+from sglang_dspark.schedule.guarded import SearchPlanner
 from sglang_dspark.schedule.online import OnlineCalibration
 from sglang_dspark.schedule.plan import PlannerConfig, Signal
-from sglang_dspark.schedule.planner import SearchPlanner
 from sglang_dspark.schedule.planner_protocol import Planner
 from sglang_dspark.schedule.rehearsal import rehearse, uncalibrated
 from sglang_dspark.schedule.static_threshold import ThresholdPlanner
@@ -153,7 +153,7 @@ def _signal(worker: Any) -> Signal:
 def _lag() -> int:
     """Return the steps between a confidence and the plan that reads it.
 
-    With overlap a step is planned while the previous one runs.
+    With overlap a step is planned before the result of the previous one is on the host.
     """
     return 1 if upstream.get_schedule().disable_overlap_schedule else 2
 

@@ -1,9 +1,9 @@
 """Run one decode step, from top to bottom, on any device.
 
 Replaces `DSparkWorkerV2._forward_decode` (sglang/srt/speculative/dspark_components/
-dspark_worker_v2.py) where we schedule. K is a host integer fixed before anything is
-drafted. On an accelerator verify lengths, drafts and outcomes stay there until the step's result
-is read.
+dspark_worker_v2.py) where we schedule. K is a host integer fixed before anything is drafted, except
+by `algorithm: early-stop` and `threshold`. On an accelerator verify lengths, drafts and outcomes
+stay there until the step's result is read.
 """
 
 from __future__ import annotations

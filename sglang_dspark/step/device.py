@@ -9,7 +9,6 @@ from torch import Tensor
 
 from sglang_dspark.step.engine_protocol import Engine, Step
 from sglang_dspark.step.seeds import Seeds
-from sglang_dspark.step.timing import Clock
 from sglang_dspark.step.verify import VerifyInput, VerifyOutput
 
 
@@ -19,8 +18,6 @@ class Device(Protocol):
     Implementations: `HostDevice`, backends/cpu/device.py; `GraphDevice`, backends/cuda/device.py.
     No method reads a value of the running step back to the host, unless the device is the host.
     """
-
-    clock: Clock
 
     def plain_step(self, batch: Any, publish: Callable[..., None] | None) -> Any | None:
         """Run a step without drafts on a fast path, which skips the stages.

@@ -1,8 +1,8 @@
 """Call the scheduler: plan a step before any work, admit its drafts, learn from its result.
 
-Under the overlap loop a plan is made while the step before it computes:
+Under the overlap loop of a GPU a plan is made while the step before it computes:
 sglang/srt/managers/scheduler.py calls what `get_confidence_budget_prepare` returned right before it
-launches a step.
+launches a step. On a CPU `patches/cpu/step.py` disables that call, and `take_plan` makes the plan.
 """
 
 from __future__ import annotations

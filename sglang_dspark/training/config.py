@@ -84,9 +84,6 @@ class ScheduleConfig(FrozenModel):
     sequences_per_step: int = Field(4, ge=1, description="answers in a step")
     anchors_per_sequence: int = Field(24, ge=1, description="blocks drafted in each of them")
     learning_rate: float = Field(6e-4, description="at its highest, after the warm-up")
-    optimizer: Literal["adamw", "muon"] = Field(
-        "adamw", description="muon: of the layers' matrices; AdamW for the rest; one process only"
-    )
     weight_decay: float = Field(0.0, description="AdamW's")
     warmup_steps: int = Field(200, ge=0, description="steps until the learning rate is reached")
     clip: float = Field(1.0, gt=0, description="largest norm of the gradient")

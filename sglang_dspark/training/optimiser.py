@@ -1,25 +1,22 @@
-"""AdamW or Muon with warm-up, cosine and clipping, and a moving average of the weights. All of it
-works on the rows a process holds, so that one process and many share the code.
+"""AdamW with warm-up, cosine and clipping, and a moving average of the weights. All of it works on
+the rows a process holds, so that one process and many share the code.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
 
-from sglang_dspark.errors import DSparkError
 from sglang_dspark.families.learning.shards import local
 from sglang_dspark.training.config import ScheduleConfig
 from sglang_dspark.training.distributed import World, rows_of, whole
 
 EMA_EVERY = 8
 _NOT_DECAYED = ("norm", "bias", "embed", "markov_head")  # tables, gains: decay is for projections
-_NOT_ORTHOGONAL = (*_NOT_DECAYED, "head")  # rows of tokens, not a map between activations
-_MOMENTS = {torch.optim.AdamW: ("exp_avg", "exp_avg_sq"), torch.optim.Muon: ("momentum_buffer",)}
 
 
 def learning_rate(step: int, s: ScheduleConfig) -> float:
@@ -39,42 +36,21 @@ class Optimiser:
         self.parameters = [p for _, p in named]
         self.shards = [local(p.detach()) for p in self.parameters]  # share the parameters' memory
         self.buffers = _kept_buffers(module)
-        self.optimisers = self._optimisers([name for name, _ in named])
+        decayed = [not any(word in name for word in _NOT_DECAYED) for name, _ in named]
+        groups = [
+            {
+                "params": [s for s, d in zip(self.shards, decayed, strict=True) if d == yes],
+                "weight_decay": schedule.weight_decay * yes,
+            }
+            for yes in (True, False)
+        ]
+        self.adam = torch.optim.AdamW(
+            [g for g in groups if g["params"]],
+            lr=schedule.learning_rate,
+            betas=(0.9, 0.95),
+            fused=True,
+        )
         self.average = [s.clone() for s in self.shards] if schedule.ema else None
-
-    def _optimisers(self, names: Sequence[str]) -> list[torch.optim.Optimizer]:
-        """AdamW, and Muon for the matrices if the schedule says so; each has what it is fit for.
-
-        Raises DSparkError for Muon in several processes: it needs whole matrices.
-        """
-        s = self.schedule
-        muon = s.optimizer == "muon"
-        if muon and self.world.size > 1:
-            raise DSparkError(
-                f"schedule.optimizer muon needs whole matrices, {self.world.size} processes share "
-                "them by rows: set adamw, or train in one process"
-            )
-        groups: dict[tuple[bool, bool], list[Tensor]] = {}
-        for name, shard in zip(names, self.shards, strict=True):
-            matrix = muon and shard.dim() == 2 and not any(w in name for w in _NOT_ORTHOGONAL)
-            decayed = not any(word in name for word in _NOT_DECAYED)
-            groups.setdefault((matrix, decayed), []).append(shard)
-        found: list[torch.optim.Optimizer] = []
-        for matrix in (False, True):
-            chosen = [
-                {"params": shards, "weight_decay": s.weight_decay * decayed}
-                for (each, decayed), shards in groups.items()
-                if each == matrix
-            ]
-            if chosen and matrix:  # updates as large as AdamW's, for one rate of both
-                found.append(
-                    torch.optim.Muon(chosen, lr=s.learning_rate, adjust_lr_fn="match_rms_adamw")
-                )
-            elif chosen:
-                found.append(
-                    torch.optim.AdamW(chosen, lr=s.learning_rate, betas=(0.9, 0.95), fused=True)
-                )
-        return found
 
     def step(self, number: int) -> None:
         """Clip the gradients, update with the rate of step `number`, follow with the average."""
@@ -89,10 +65,9 @@ class Optimiser:
         torch._foreach_mul_(grads, torch.clamp(s.clip / (norm + 1e-6), max=1.0))
         for shard, grad in zip(self.shards, grads, strict=True):
             shard.grad = grad
-        for each in self.optimisers:
-            for group in each.param_groups:
-                group["lr"] = learning_rate(number, s)
-            each.step()
+        for group in self.adam.param_groups:
+            group["lr"] = learning_rate(number, s)
+        self.adam.step()
         for p in self.parameters:
             p.grad = None
         done = number + 1
@@ -117,16 +92,11 @@ class Optimiser:
 
     def _slots(self) -> Iterator[tuple[str, Tensor, Tensor]]:
         """(name in the state, this process's tensor, parameter it is sharded like)."""
-        owners = {
-            shard: each
-            for each in self.optimisers
-            for group in each.param_groups
-            for shard in group["params"]
-        }
         for i, (shard, p) in enumerate(zip(self.shards, self.parameters, strict=True)):
+            slot = self.adam.state[shard]
             yield f"parameter.{i}", shard, p
-            for moment in _MOMENTS[type(owners[shard])]:
-                yield f"{moment}.{i}", owners[shard].state[shard][moment], p
+            yield f"exp_avg.{i}", slot["exp_avg"], p
+            yield f"exp_avg_sq.{i}", slot["exp_avg_sq"], p
             if self.average is not None:
                 yield f"average.{i}", self.average[i], p
         for name, buffer in self.buffers.items():
@@ -139,11 +109,12 @@ class Optimiser:
 
     def restore(self, state: dict[str, Tensor], step: int) -> None:
         """Continue from `state` after `step` steps."""
-        for each in self.optimisers:
-            for shard in (shard for group in each.param_groups for shard in group["params"]):
-                each.state[shard] = {k: torch.zeros_like(shard) for k in _MOMENTS[type(each)]}
-                if isinstance(each, torch.optim.AdamW):
-                    each.state[shard]["step"] = torch.tensor(float(step), device=shard.device)
+        for shard in self.shards:
+            self.adam.state[shard] = {
+                "step": torch.tensor(float(step), device=shard.device),
+                "exp_avg": torch.zeros_like(shard),
+                "exp_avg_sq": torch.zeros_like(shard),
+            }
         with torch.no_grad():
             for name, rows, like in self._slots():
                 rows.copy_(rows_of(state[name], like))

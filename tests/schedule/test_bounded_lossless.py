@@ -26,9 +26,8 @@ from sglang_dspark.schedule.cost_table import CostTable, ProfileKey
 from sglang_dspark.schedule.early_stop import EarlyStopPlanner
 from sglang_dspark.schedule.gains import gains
 from sglang_dspark.schedule.guard import SERVING_GUARD
-from sglang_dspark.schedule.guarded import GuardedPlanner
+from sglang_dspark.schedule.guarded import GuardedPlanner, SearchPlanner
 from sglang_dspark.schedule.plan import Plan, PlannerConfig
-from sglang_dspark.schedule.planner import SearchPlanner
 from sglang_dspark.verify import accept_sampled
 from tests.schedule.batches import GAMMA, batch_probs, drafted_pairs, plain_probs
 from tests.schedule.test_lossless import HEADS, PAIR, pair

@@ -10,9 +10,8 @@ import pytest
 from sglang_dspark.schedule.cost_model import CostModel
 from sglang_dspark.schedule.early_stop import EarlyStopPlanner
 from sglang_dspark.schedule.guard import SERVING_GUARD, GuardConfig, Mode
-from sglang_dspark.schedule.guarded import GuardedPlanner
+from sglang_dspark.schedule.guarded import GuardedPlanner, SearchPlanner
 from sglang_dspark.schedule.plan import PlannerConfig
-from sglang_dspark.schedule.planner import SearchPlanner
 from sglang_dspark.schedule.planner_protocol import Planner
 from sglang_dspark.schedule.simulation.oracle import oracle_of
 from sglang_dspark.schedule.simulation.regret import RULES, RegretPlan, measure, regrets_of

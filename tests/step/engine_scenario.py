@@ -14,9 +14,9 @@ from sglang_dspark.schedule.cost_model import CostModel
 from sglang_dspark.schedule.cost_table import CostTable, ProfileKey
 from sglang_dspark.schedule.first_drafts import MOST_OF_ONE, WINDOW, FirstDrafts
 from sglang_dspark.schedule.guard import SERVING_GUARD
+from sglang_dspark.schedule.guarded import SearchPlanner
 from sglang_dspark.schedule.online import OnlineCalibration
 from sglang_dspark.schedule.plan import Plan, PlannerConfig, Signal
-from sglang_dspark.schedule.planner import SearchPlanner
 from sglang_dspark.serving.metrics import StepMetrics
 from sglang_dspark.serving.speed_targets import SpeedTargets
 from sglang_dspark.step.drafter_fit import DrafterFit

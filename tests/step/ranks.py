@@ -29,9 +29,9 @@ from sglang_dspark.schedule.calibration import Calibration
 from sglang_dspark.schedule.cost_model import CostModel
 from sglang_dspark.schedule.cost_table import ProfileKey
 from sglang_dspark.schedule.first_drafts import FirstDrafts
+from sglang_dspark.schedule.guarded import SearchPlanner
 from sglang_dspark.schedule.online import OnlineCalibration
 from sglang_dspark.schedule.plan import PlannerConfig
-from sglang_dspark.schedule.planner import SearchPlanner
 from sglang_dspark.schedule.simulation.scenarios import Machine, random_trace, sample_accepted
 from sglang_dspark.serving import profile
 from sglang_dspark.serving.metrics import StepMetrics

@@ -10,8 +10,8 @@ import torch
 
 from sglang_dspark.schedule.budget import Counts, Gains
 from sglang_dspark.schedule.cost_model import Step as Timed
+from sglang_dspark.schedule.guarded import SearchPlanner
 from sglang_dspark.schedule.plan import PlannerConfig
-from sglang_dspark.schedule.planner import SearchPlanner
 from sglang_dspark.step.drafter_fit import DrafterFit
 from sglang_dspark.step.engine import BATCH, ScheduleEngine, confidence_by
 from sglang_dspark.step.engine_protocol import Step

@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import nn
 
-from sglang_dspark.errors import DSparkError
 from sglang_dspark.training.config import ScheduleConfig
 from sglang_dspark.training.distributed import World
 from sglang_dspark.training.optimiser import EMA_EVERY, Optimiser, learning_rate
@@ -80,59 +79,6 @@ def test_the_norm_of_all_gradients_is_clipped() -> None:
     # Adam's first step is the rate itself, a quarter of 8e-3 in a warm-up of four steps.
     assert found.shards[0].tolist() == pytest.approx([0.0, 0.0, -2e-3], rel=1e-4)
     assert found.shards[1].flatten().tolist() == pytest.approx([0.0, 0.0, 2e-3, 0.0], rel=1e-4)
-
-
-MUON = SCHEDULE.model_copy(update={"optimizer": "muon"})
-
-
-def test_muon_moves_a_matrix_alike_in_all_directions() -> None:
-    """A gradient of norms 3 and 0.3 becomes a step of two equal ones; the vector follows AdamW.
-
-    Five Newton-Schulz iterations bring singular values to between 0.5 and 1.5; the step of a
-    2 x 2 matrix is 0.2 sqrt(2) times the rate, a quarter of 8e-3 in a warm-up of four steps.
-    """
-    module = Two()
-    found = Optimiser(module, MUON.model_copy(update={"clip": 100.0}), World())
-    module.one.grad = torch.tensor([0.0, 0.0, 3.0])
-    module.two.grad = torch.tensor([[0.0, 3.0], [-0.3, 0.0]])
-    found.step(0)
-    assert found.shards[0].tolist() == pytest.approx([0.0, 0.0, -2e-3], rel=1e-4)
-    step = found.shards[1] / (-2e-3 * 0.2 * 2**0.5)
-    assert 0.5 < float(step[0, 1]) < 1.5
-    assert 0.5 < float(-step[1, 0]) < 1.5
-    assert float(step.diagonal().abs().max()) < 1e-3
-    assert {name for name, _ in found.state()} == {
-        *("parameter.0", "exp_avg.0", "exp_avg_sq.0", "average.0"),
-        *("parameter.1", "momentum_buffer.1", "average.1"),
-    }
-
-
-def test_muon_leaves_tables_heads_and_vectors_to_adamw() -> None:
-    module = nn.ModuleDict(
-        {
-            "layer": nn.Linear(4, 4),
-            "lm_head": nn.Linear(4, 4, bias=False),
-            "embed": nn.Embedding(4, 4),
-            "markov_head": nn.Embedding(4, 4),
-            "norm": nn.LayerNorm(4),
-        }
-    )
-    found = Optimiser(module, MUON, World())
-    chosen = [
-        shard
-        for each in found.optimisers
-        if isinstance(each, torch.optim.Muon)
-        for group in each.param_groups
-        for shard in group["params"]
-    ]
-    assert [shard.data_ptr() for shard in chosen] == [module["layer"].weight.data_ptr()]
-    decays = [group["weight_decay"] for each in found.optimisers for group in each.param_groups]
-    assert decays == [0.0] * len(decays)  # Muon's own default is not
-
-
-def test_muon_is_refused_in_several_processes() -> None:
-    with pytest.raises(DSparkError, match="muon needs whole matrices, 2 processes"):
-        Optimiser(Two(), MUON, World(size=2))
 
 
 def test_the_rate_at_its_ends() -> None:

@@ -20,7 +20,7 @@ from sglang_dspark.backends.cpu.attention import DsparkCpuAttnBackend
 from sglang_dspark.backends.cpu.context_kv import write_context
 from sglang_dspark.backends.cpu.device import HostDevice
 from sglang_dspark.backends.cpu.linear import REVISION
-from sglang_dspark.backends.cpu.ragged_layout import layout_of, rows_in, window_of
+from sglang_dspark.backends.cpu.ragged_layout import layout_of, packed_window, rows_in
 from sglang_dspark.backends.cpu.threads import chosen_threads
 from sglang_dspark.backends.cpu.verify_forward import VerifyRows, verify_forward
 from sglang_dspark.common.machine import cpu_description
@@ -47,7 +47,7 @@ def attach(worker: Any) -> StepState:
         startup.stop(f"DSPARK cannot serve this on a CPU: {reason}")
     read = _seconds()
     clock, ranks = HostClock(read), ranks_of(worker)
-    device = HostDevice(worker, clock)
+    device = HostDevice(worker)
     if mode.host_verifies_all():
         logger.info("sglang-dspark: mode static (%s)", mode.choice().reason)
         # Ranks follow one plan here too: a draft that fails on one of them fails the server.
@@ -142,7 +142,7 @@ class Passes:
         layout = layout_of(np.asarray(drafts, np.int64))
         rows = rows_in(layout, self.gamma + 1)
         tokens = torch.ones(len(drafts), self.gamma + 1, dtype=torch.int64)
-        window = window_of(rows, tokens[:, :1], tokens[:, 1:], batch.window)
+        window = packed_window(rows, tokens[:, :1], tokens[:, 1:], batch.window)
         slots, positions = window.verify_cache_loc, window.positions
         packed = VerifyRows(window.verify_ids, positions, slots, layout)
         output = verify_forward(

@@ -98,7 +98,7 @@ class DsparkCpuAttnBackend(upstream.AttentionBackend):
         plan = self.plan
         assert plan is not None, "a pass attends once its metadata are there"
         causal = layer.attn_type != upstream.AttentionType.ENCODER_ONLY
-        window = paged_attention.window_of(layer)
+        window = paged_attention.sliding_window_of(layer)
         if in_place:
             paged_attention.paged_attention(
                 queries, keys, values, plan, scale=layer.scaling, causal=causal, window=window,

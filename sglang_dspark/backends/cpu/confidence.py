@@ -23,40 +23,40 @@ from sglang_dspark.backends.cpu.fast_paths import (
 from sglang_dspark.serving import upstream
 
 _P, _N = c_void_p, c_int64
-_CONFIDENCE = ("confidence", _P, _N, _N, _N, _P, _P, _P, _P, _P, _N, _P, _N, _P, _P)
+_CONFIDENCE = ("confidence", _P, _N, _N, _N, _P, _P, _P, _P, _P, _N, _P)
 
 
-# Weight [1, d + r], bias [1], W1 [V, r] (None for r = 0) and temperature [1] or [gamma].
-_Weights = tuple[Tensor, Tensor | None, Tensor | None, Tensor]
+# Weight [1, d + r], bias [1], W1 [V, r] (None for r = 0).
+_Weights = tuple[Tensor, Tensor | None, Tensor | None]
 
 
 def confidence_of(
     draft_model: Any, anchors: Tensor, drafts: Tensor, features: Tensor
-) -> tuple[Tensor | None, Tensor | None]:
-    """Return conditional survivals sigmoid(logit / T) and logits of a block; None without a head.
+) -> Tensor | None:
+    """Return the confidence logits [R, d] of a block; None without a head.
 
-    anchors: [R] int64, drafts: [R, d] int64, features: [R * d, n] float. Both results are [R, d].
+    anchors: [R] int64, drafts: [R, d] int64, features: [R * d, n] float. Calibration
+    (`step/engine.py`) makes survivals of them.
     """
     if draft_model.confidence_head is None:
-        return None, None
+        return None
     weights = find_or_log("confidence of a block in one call", lambda: _weights(draft_model))
     if weights is None or features.dtype is not torch.float32 or not features.is_contiguous():
-        survivals, logits = draft_model.compute_confidence(
+        _, found = draft_model.compute_confidence(
             anchor_tokens=anchors, draft_tokens=drafts, confidence_features=features
         )
-        return survivals, logits
+        return found
     run, width = operator(*_CONFIDENCE), features.shape[-1]
     assert run is not None
     anchors, drafts = anchors.contiguous(), drafts.contiguous()
-    weight, bias, w1, temperature = weights
-    survivals, logits = torch.empty(2, *drafts.shape).unbind()
+    weight, bias, w1 = weights
+    logits = torch.empty(drafts.shape)
     run(
         features.data_ptr(), *drafts.shape, width, anchors.data_ptr(), drafts.data_ptr(),
         weight.data_ptr(), None if bias is None else bias.data_ptr(),
-        None if w1 is None else w1.data_ptr(), weight.shape[1] - width,
-        temperature.data_ptr(), temperature.numel(), survivals.data_ptr(), logits.data_ptr(),
+        None if w1 is None else w1.data_ptr(), weight.shape[1] - width, logits.data_ptr(),
     )  # fmt: skip
-    return survivals, logits
+    return logits
 
 
 def _weights(draft_model: Any) -> _Weights:
@@ -70,7 +70,7 @@ def _weights(draft_model: Any) -> _Weights:
         require(plain, f"{type(markov).__name__} embeds earlier tokens in a way of its own")
         require(markov.vocab_shard is None, "its vocabulary is split over ranks")
         w1 = markov.markov_w1.weight
-    weights = (head.proj.weight, head.proj.bias, w1, head.sts_temperatures)
+    weights = (head.proj.weight, head.proj.bias, w1)
     tensors = [each for each in weights if each is not None]
     plain = all(t.is_cpu and t.dtype is torch.float32 and t.is_contiguous() for t in tensors)
     require(plain, "its weights are not float32 without gaps")

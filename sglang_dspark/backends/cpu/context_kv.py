@@ -8,10 +8,10 @@ call `write_context`, prefills the hook `write_target_hidden_kv`; passes that th
 support keep upstream's code.
 
 Few rows cost nearly as much as many (a decode step's 1 to 32 read 8 MB of weights for themselves),
-and most rows of a phase without drafts are never read. So they are deferred (waiting_rows.py)
-until a draft is about to read the context of their request. The rows that such a draft has to write
-first are bounded: where requests in a pause have more than `MOST_LIVE` tokens of context, their
-rows are written in groups of `WAITING`.
+and most rows of a phase without drafts are never read. So rows of all decode steps are deferred
+(waiting_rows.py) until a draft is about to read the context of their request. The rows that such a
+draft has to write first are bounded: where requests in a pause have more than `MOST_LIVE` tokens of
+context, their rows are written in groups of `WAITING`.
 """
 
 from __future__ import annotations
@@ -269,7 +269,7 @@ def resolve_injector(model: Any, pool: Any) -> Injector:
 
 
 def _settled_before_drafts(model: Any, pool: Any) -> bool:
-    """Return whether all readers of the pool run behind `forward_draft` (layers/layer_stack.py)."""
+    """Return whether all readers of the pool settle first: `Drafter` and `forward_draft` do."""
     drafts = getattr(type(model), "forward", None) is upstream.DFlashDraftModel.forward
     if not drafts:
         why = f"{type(model).__name__} has a forward of its own, not DFlashDraftModel's"
@@ -284,9 +284,9 @@ def _plain(weight: Tensor) -> bool:
 
 
 def write_context(worker: Any, hidden: Tensor, slots: Tensor, positions: Tensor) -> None:
-    """Write target hidden states [n, m * d] of committed tokens into the draft's keys and values.
+    """Keep or write target hidden states [n, m * d] of committed tokens, as draft keys and values.
 
-    slots, positions: [n] int64.
+    slots, positions: [n] int64. Rows that wait are written before the next draft (`settle`).
     """
     model, pool = worker.draft_model, worker.draft_model_runner.token_to_kv_pool
     with torch.inference_mode():

@@ -22,22 +22,20 @@ from sglang_dspark.backends.cpu.fast_paths import supported
 from sglang_dspark.backends.cpu.ragged_layout import (
     PackedRows,
     layout_of,
+    packed_window,
     rows_in,
     rows_of,
-    window_of,
 )
 from sglang_dspark.backends.cpu.verify_forward import VerifyRows, verify_forward
 from sglang_dspark.step.engine_protocol import Engine, Step
 from sglang_dspark.step.seeds import Seeds
-from sglang_dspark.step.timing import Clock
 from sglang_dspark.step.verify import VerifyInput, VerifyOutput, adjust
 
 
 class HostDevice:
     """Run the steps of one worker on the host."""
 
-    def __init__(self, worker: Any, clock: Clock) -> None:
-        self.clock = clock
+    def __init__(self, worker: Any) -> None:
         self._worker = worker
         self._width = int(worker.verify_num_draft_tokens)  # gamma + 1
         self._drafter = Drafter(worker)
@@ -81,7 +79,7 @@ class HostDevice:
         worker, batch = self._worker, inputs.batch
         rows = rows_in(inputs.layout, self._width)
         block, tokens = inputs.proposal.draft_block_ids, inputs.proposal.draft_block.draft_tokens
-        window = window_of(rows, block, tokens, inputs.window)
+        window = packed_window(rows, block, tokens, inputs.window)
         packed = VerifyRows(
             window.verify_ids,
             window.positions,
@@ -114,7 +112,7 @@ class HostDevice:
         return accept_rows(ids, rows.lens, starts, logits, block, info, prefix, seeds, agree)
 
     def commit(self, inputs: VerifyInput, verified: VerifyOutput, accepted: Any) -> None:
-        """Write hidden states [N, m * d] of the committed rows into the draft's context."""
+        """Keep hidden states [N, m * d] of committed rows until a draft writes its context."""
         if inputs.rules.penalties is not None:
             inputs.rules.penalties.count(accepted.out_tokens, accepted.commit_lens)
         rows, window = verified.rows

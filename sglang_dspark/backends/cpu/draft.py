@@ -66,12 +66,11 @@ class Drafter:
             block = self._heads.sample(
                 base, anchors, hidden, batch.sampling_info, batch.seq_lens, seeds, estimated
             )
-            confidence = confidence_of(self._model, anchors, block.draft_tokens, features)
+            logits = confidence_of(self._model, anchors, block.draft_tokens, features)
         return upstream.DraftProposal(
             draft_block_ids=ids,
             draft_block=_widened(block, self._gamma),
-            confidence=confidence[0],
-            confidence_raw=confidence[1] if estimated is None else estimated,
+            confidence_raw=logits if estimated is None else estimated,
         )
 
     def _drafting(self, hidden: Tensor, depth: int) -> Tensor:

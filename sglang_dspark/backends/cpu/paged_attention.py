@@ -105,7 +105,7 @@ def paged_attention(
     require_memory(failed)
 
 
-def window_of(layer: Any) -> int:
+def sliding_window_of(layer: Any) -> int:
     """Return the sliding window of a `RadixAttention`, NO_WINDOW for none."""
     window = layer.sliding_window_size
     return NO_WINDOW if window is None or window < 0 else int(window)

@@ -72,7 +72,7 @@ def _rows(windows: tuple[int, ...], width: int) -> PackedRows:
     return PackedRows(np.asarray(windows, np.int64), width)
 
 
-def window_of(
+def packed_window(
     rows: PackedRows, draft_block_ids: Tensor, draft_tokens: Tensor, verify_window: Any
 ) -> Any:
     """Build upstream's `RaggedVerifyWindow` of the packed rows.

@@ -33,7 +33,7 @@ def compact_pass(worker: Any, asked: VerifyInput, slots: int, sampling_info: Any
     done = executor._run_ragged(
         batch=asked.batch,
         layout=padded_layout(layout, rows, width),
-        ragged_window=window_of(rows),
+        ragged_window=ragged_window_of(rows),
         sampling_info=sampling_info,
         kv_loc_plan=asked.window.kv_loc_plan,
     )
@@ -68,7 +68,7 @@ def index_rows(worker: Any, batch: Any, layout: Any, ids: Tensor, slots: int) ->
     )
 
 
-def window_of(rows: PassRows) -> Any:
+def ragged_window_of(rows: PassRows) -> Any:
     """Return upstream's `RaggedVerifyWindow` of the rows."""
     return upstream.RaggedVerifyWindow(
         positions=rows.positions,

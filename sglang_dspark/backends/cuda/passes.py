@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from sglang_dspark.backends.cuda.accept_warm_up import Shape, warm_up
-from sglang_dspark.backends.cuda.compact_pass import index_rows, padded_layout, window_of
+from sglang_dspark.backends.cuda.compact_pass import index_rows, padded_layout, ragged_window_of
 from sglang_dspark.backends.cuda.device import GraphDevice
 from sglang_dspark.kernels.admission import admit_triton
 from sglang_dspark.kernels.commit_rows import Packed, pack_triton
@@ -137,7 +137,7 @@ class GraphPasses:
         if asked.accepts_in_graph:
             worker._verify_executor.verify_epilogue.begin_step(layout.verify_lens, armed=False)
         padded = padded_layout(layout, rows, self.gamma + 1)
-        outputs = ragged_forward(worker, batch, padded, window_of(rows))
+        outputs = ragged_forward(worker, batch, padded, ragged_window_of(rows))
         hidden = outputs.hidden_states
         first = layout.qo_indptr_device[:-1].long()  # a request's first row in the pass
         packed = Packed(hidden[first], rows.positions[first], rows.slots[first])

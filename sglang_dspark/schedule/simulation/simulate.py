@@ -25,8 +25,8 @@ from sglang_dspark.schedule.admission import admit
 from sglang_dspark.schedule.budget import Costs, Counts, Seconds, Workspace, early_stop, search
 from sglang_dspark.schedule.cost_model import CostModel
 from sglang_dspark.schedule.gains import gains
+from sglang_dspark.schedule.guarded import SearchPlanner
 from sglang_dspark.schedule.plan import PlannerConfig
-from sglang_dspark.schedule.planner import SearchPlanner
 from sglang_dspark.schedule.relay import Relay
 from sglang_dspark.schedule.simulation.scenarios import Machine, Trace, sample_accepted
 

@@ -109,12 +109,11 @@ void heads(const Level &level, Matmul matmul, Numbers &found) {
                     rest.data());
   append(found, drafts), append(found, rest);
   const Numbers features = numbers(requests * gamma * width, 10), weight = numbers(width + rank, 11);
-  Numbers survival(requests * gamma), logits(requests * gamma);
-  const float temperature[] = {1.5f}, bias[] = {0.25f};
+  Numbers logits(requests * gamma);
+  const float bias[] = {0.25f};
   level.confidence(features.data(), requests, gamma, width, anchor.data(), drafts.data(),
-                   weight.data(), bias, w1.data(), rank, temperature, 1, survival.data(),
-                   logits.data());
-  append(found, survival), append(found, logits);
+                   weight.data(), bias, w1.data(), rank, logits.data());
+  append(found, logits);
 }
 
 void experts(const Level &level, Matmul matmul, Numbers &found) {

@@ -14,7 +14,6 @@ pytest.importorskip("sglang")
 from sglang_dspark.backends.cpu import device as device_module
 from sglang_dspark.backends.cpu.accept import accept_rows
 from sglang_dspark.backends.cpu.device import HostDevice
-from sglang_dspark.step.timing import HostClock
 from tests.backends.cpu.step_world import worker_for
 from tests.step.windows import indptr_of
 
@@ -25,7 +24,7 @@ GAMMA = 3
 def device(monkeypatch: pytest.MonkeyPatch) -> HostDevice:
     """On a worker that nothing but lengths and depth is read of."""
     monkeypatch.setattr(device_module.plain_step, "require_worker", lambda worker: None)
-    return HostDevice(worker_for(GAMMA), HostClock(lambda: 0.0))
+    return HostDevice(worker_for(GAMMA))
 
 
 @pytest.mark.parametrize("lengths", [[0, 0], [3, 0], [1, 3, 2], [2], [GAMMA, GAMMA]])

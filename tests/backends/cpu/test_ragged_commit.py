@@ -25,7 +25,6 @@ from sglang_dspark.backends.cpu.fast_paths import require
 from sglang_dspark.backends.cpu.ragged_layout import layout_of
 from sglang_dspark.backends.cpu.verify_forward import VerifyRows
 from sglang_dspark.step.rules import Rules
-from sglang_dspark.step.timing import HostClock
 from sglang_dspark.step.verify import VerifyInput
 from tests.backends.cpu.step_world import worker_for
 from tests.backends.cpu.test_context_kv import DIM, FEATURES, KV_HEADS, SLOTS, Draft, draft, pool
@@ -113,7 +112,7 @@ def target(monkeypatch: pytest.MonkeyPatch) -> Target:
 def device_of(worker: Any) -> HostDevice:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(plain_step, "require_worker", lambda worker: require(False, "for this test"))
-        return HostDevice(worker, HostClock(lambda: 0.0))
+        return HostDevice(worker)
 
 
 def ragged_step(

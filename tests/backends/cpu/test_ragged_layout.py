@@ -16,9 +16,9 @@ from sglang_dspark.backends.cpu.ragged_layout import (
     PackedRows,
     first_rows,
     layout_of,
+    packed_window,
     rows_in,
     rows_of,
-    window_of,
 )
 from sglang_dspark.verify.greedy import accept_greedy as reference
 from tests.backends.cpu.operator_levels import LEVELS, force_level
@@ -55,7 +55,7 @@ def test_window_is_upstreams_own() -> None:
     verify_window = SimpleNamespace(
         positions_2d=places.view(4, -1) + 1000, verify_cache_loc=places + 2000
     )
-    window = window_of(packed(lengths), ids, drafts, verify_window)
+    window = packed_window(packed(lengths), ids, drafts, verify_window)
     expected = compact_verify_ids(
         draft_block_ids=ids,
         draft_tokens=drafts,
@@ -81,7 +81,7 @@ def test_a_step_without_drafts_is_one_row_a_request() -> None:
     rows = rows_in(layout, GAMMA + 1)
     ids, places = torch.tensor([[7, 1], [8, 1], [9, 1]]), torch.arange(3 * (GAMMA + 1))
     seats = SimpleNamespace(positions_2d=places.view(3, -1), verify_cache_loc=places)
-    window = window_of(rows, ids, torch.zeros(3, GAMMA, dtype=torch.int64), seats)
+    window = packed_window(rows, ids, torch.zeros(3, GAMMA, dtype=torch.int64), seats)
     assert window.verify_ids.tolist() == [7, 8, 9]
     assert window.positions.tolist() == window.window_index.tolist() == [0, 6, 12]
     assert rows.starts.tolist() == [0, 1, 2]

@@ -104,13 +104,11 @@ DSPARK_EXPORT void NAMED(draft_block)(Matmul multiply, const void *w2, int32_t t
   }
 }
 
-// `confidence` of confidence.py: weight [width + rank], w1 [., rank], temperature [temperatures],
-// one or one for each draft.
+// `confidence` of confidence.py: weight [width + rank], w1 [., rank], logits [requests, depth].
 DSPARK_EXPORT void NAMED(confidence)(const float *features, int64_t requests, int64_t depth,
                                      int64_t width, const int64_t *anchor, const int64_t *drafts,
                                      const float *weight, const float *bias, const float *w1,
-                                     int64_t rank, const float *temperature, int64_t temperatures,
-                                     float *survival, float *logits) {
+                                     int64_t rank, float *logits) {
   for (int64_t i = 0; i < requests * depth; ++i) {
     const int64_t k = i % depth;
     float total = (bias == nullptr ? 0.0f : *bias) + dot(features + i * width, weight, width);
@@ -119,8 +117,6 @@ DSPARK_EXPORT void NAMED(confidence)(const float *features, int64_t requests, in
       total += dot(w1 + previous * rank, weight + width, rank);
     }
     logits[i] = total;
-    const float scaled = total / temperature[temperatures > 1 ? k : 0];
-    survival[i] = 1.0f / (1.0f + exp32(spread(-scaled))[0]);
   }
 }
 }

@@ -178,7 +178,7 @@ inline Block chosen(int64_t rows, Sequence<M...>) {
   return table[rows - 1];
 }
 
-struct Product {
+struct ProductJob {
   const char *x;  // float32, or rounded
   int64_t ldx;    // numbers from row to row
   int64_t x_size; // bytes of a number
@@ -195,7 +195,7 @@ template <Format F> constexpr int64_t row_bytes(int64_t k) {
 
 // Rows 16 first .. 16 end of W: whole groups, so no thread writes in another one's.
 template <Format F, int LEVEL> void strips(void *data, int64_t first, int64_t end) {
-  const Product &job = *static_cast<const Product *>(data);
+  const ProductJob &job = *static_cast<const ProductJob *>(data);
   constexpr int most = F == kBfloat16Dot ? 12 : kMaxBlock;
   for (int64_t i = first * kLanes; i < end * kLanes; i += kStrip) {
     const int64_t n = least(end * kLanes - i, kStrip);
@@ -211,7 +211,7 @@ template <Format F, int LEVEL> void strips(void *data, int64_t first, int64_t en
 template <Format F, int LEVEL>
 void matmul(const float *x, int64_t row_stride, int64_t rows, int64_t block, const void *w,
             int64_t n, int64_t k, float *out, int32_t threads) {
-  Product job = {reinterpret_cast<const char *>(x), row_stride, 4, rows, block,
+  ProductJob job = {reinterpret_cast<const char *>(x), row_stride, 4, rows, block,
                  static_cast<const char *>(w), n, k, out};
   char *rounded = nullptr;
 #ifdef __AVX2__
@@ -243,11 +243,11 @@ void matmul(const float *x, int64_t row_stride, int64_t rows, int64_t block, con
 }
 
 #define JOINED(a, b) a##b
-#define NAMED(isa) JOINED(kernels_, isa)
+#define KERNELS_OF(isa) JOINED(kernels_, isa)
 
 } // namespace
 
-extern const Kernels NAMED(DSPARK_ISA) = {
+extern const Kernels KERNELS_OF(DSPARK_ISA) = {
     {matmul<kFloat32, 1>, matmul<kFloat32, 2>},
     {matmul<kBfloat16, 1>, matmul<kBfloat16, 2>},
 #ifdef __AVX512BF16__

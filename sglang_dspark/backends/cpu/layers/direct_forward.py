@@ -1,4 +1,4 @@
-"""Run one pass of a model outside SGLang's runner: embedding, plan, layers, head.
+"""Run one pass of a model outside SGLang's runner: embedding, plan, layers.
 
 Adapts the code around the layers in `ModelRunner.forward`, `EagerRunner._execute_extend`,
 `LlamaForCausalLM.forward` and `LogitsProcessor.forward` (sglang/srt/model_executor/model_runner.py,
@@ -170,7 +170,7 @@ def run(
     backend = runner.attn_backend
     hidden = packed_weights.embedded(embedding, window.input_ids)  # [n, d]
     backend.init_forward_metadata(window)
-    step = layer_stack.step_of(stack, backend, window.positions, hidden, window)
+    step = layer_stack.pass_of(stack, backend, window.positions, hidden, window)
     if step is None:
         return None
     runner.forward_pass_id += 1

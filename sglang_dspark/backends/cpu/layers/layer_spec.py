@@ -156,7 +156,7 @@ def _attention(shape: Shape, radix: Any) -> Attention:
         kv_heads=shape.kv_heads,
         width=shape.head,
         value_width=shape.head,
-        window=paged_attention.window_of(radix),
+        window=paged_attention.sliding_window_of(radix),
         scale=radix.scaling,
         causal=radix.attn_type != upstream.AttentionType.ENCODER_ONLY,
     )

@@ -120,7 +120,7 @@ def stack_of(model: Any, resolve: Callable[[Any], LayerSpec]) -> LayerStack:
 
 
 @dataclass(frozen=True)
-class Step:
+class StackPass:
     """One pass: its positions and cache slots [n], the layers, and the threads of attention."""
 
     positions: Tensor
@@ -130,9 +130,9 @@ class Step:
     threads: int
 
 
-def step_of(
+def pass_of(
     stack: LayerStack, backend: Any, positions: Tensor, hidden: Any, forward_batch: Any
-) -> Step | None:
+) -> StackPass | None:
     """Describe the pass of positions [n], hidden [n, d] and the batch; None if unsupported."""
     # Patches import this module while plugins load, when the backend's base class cannot be.
     from sglang_dspark.backends.cpu.attention import DsparkCpuAttnBackend
@@ -155,11 +155,11 @@ def step_of(
     plan = backend.plan
     heads, widths = stack.shape.heads, 2 * stack.shape.head
     threads = paged_attention.threads_for(backend.threads, plan, heads, widths)
-    return Step(positions, slots, plan, stack.for_pool(backend.token_to_kv_pool), threads)
+    return StackPass(positions, slots, plan, stack.for_pool(backend.token_to_kv_pool), threads)
 
 
 def run(
-    stack: LayerStack, step: Step, hidden: Tensor, captured: Sequence[int] = ()
+    stack: LayerStack, step: StackPass, hidden: Tensor, captured: Sequence[int] = ()
 ) -> tuple[Tensor, list[Tensor]]:
     """Run all layers and the last norm over the embedding [n, d]: normed output, captures.
 
@@ -296,5 +296,5 @@ weight_updates.BEFORE_UPDATE.append(forget)
 
 
 def step_for(stack: Any, positions: Tensor, hidden: Any, forward_batch: Any) -> Any:
-    """`step_of` with the attention backend of the pass in progress."""
-    return step_of(stack, upstream.get_attn_backend(), positions, hidden, forward_batch)
+    """`pass_of` with the attention backend of the pass in progress."""
+    return pass_of(stack, upstream.get_attn_backend(), positions, hidden, forward_batch)
