@@ -95,7 +95,7 @@ def drafter(config: ConfigOption, changes: SetOption = None) -> None:
     _train(_load(config, changes)).end()
 
 
-def _load(config: Path, changes: list[str] | None, strict: bool = False) -> RunConfig:
+def _load(config: Path, changes: Sequence[str] | None = None, strict: bool = False) -> RunConfig:
     """The config with the target's folder in place of its name."""
     from sglang_dspark.cli._workload import target_dir
     from sglang_dspark.shipped import config_file
