@@ -80,8 +80,8 @@ def test_a_step_without_drafts_is_one_row_a_request() -> None:
     layout = layout_of(np.zeros(3, np.int64))
     rows = rows_in(layout, GAMMA + 1)
     ids, places = torch.tensor([[7, 1], [8, 1], [9, 1]]), torch.arange(3 * (GAMMA + 1))
-    seats = SimpleNamespace(positions_2d=places.view(3, -1), verify_cache_loc=places)
-    window = packed_window(rows, ids, torch.zeros(3, GAMMA, dtype=torch.int64), seats)
+    slots = SimpleNamespace(positions_2d=places.view(3, -1), verify_cache_loc=places)
+    window = packed_window(rows, ids, torch.zeros(3, GAMMA, dtype=torch.int64), slots)
     assert window.verify_ids.tolist() == [7, 8, 9]
     assert window.positions.tolist() == window.window_index.tolist() == [0, 6, 12]
     assert rows.starts.tolist() == [0, 1, 2]
