@@ -173,7 +173,8 @@ def _set_field(fields: Any, change: str) -> None:
     for group in groups:
         fields = fields.setdefault(group, {}) if isinstance(fields, dict) else None
     if not isinstance(fields, dict):
-        raise DSparkError(f"--set {change}: {'.'.join(groups)} has no fields in this config")
+        where = ".".join(groups) or "the file"
+        raise DSparkError(f"--set {change}: {where} has no fields in this config")
     try:
         fields[last] = parse_yaml(text)
     except ValueError as error:

@@ -10,6 +10,7 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
+from typer.testing import CliRunner
 
 from sglang_dspark.cli import train
 from sglang_dspark.drafter import load_drafter
@@ -428,6 +429,24 @@ def test_bad_fields_on_the_command_line(tmp_path, change, message):
     )
     with pytest.raises(DSparkError, match=message):
         load_config(file, (change,))
+
+
+def test_an_empty_file_has_no_field_to_set(tmp_path):
+    (tmp_path / "c.yaml").write_text("")
+    with pytest.raises(DSparkError, match="--set run_dir=x: the file has no fields"):
+        load_config(tmp_path / "c.yaml", ("run_dir=x",))
+
+
+@pytest.mark.parametrize("command", [[], ["prompts"], ["data"], ["drafter"]])
+def test_each_command_sets_fields(tmp_path, command):
+    file = tmp_path / "c.yaml"
+    file.write_text(
+        "run_dir: x\ndata: {target: t, store: s}\n"
+        "drafter: {target_layer_ids: [1], mask_token_id: 3}"
+    )
+    arguments = [*command, "--config", str(file), "--set", "schedule.steps=0"]
+    with pytest.raises(DSparkError, match=r"schedule\.steps: .*, found 0"):
+        CliRunner().invoke(train.app, arguments, catch_exceptions=False)
 
 
 @pytest.mark.parametrize(("gpu", "has"), [(False, False), (False, True), (True, False)])

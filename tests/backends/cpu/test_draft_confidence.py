@@ -9,6 +9,7 @@ It must catch a source that looks at the drafted token.
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -129,6 +130,55 @@ def drafted(
         base, _ = heads.base_logits(hidden)
         shaped = base.view(len(anchors), 5, -1)
         return heads.sample(shaped, anchors, hidden, info, anchors, seeds, found), shaped
+
+
+@pytest.mark.usefixtures("one_rank")
+@pytest.mark.parametrize("has_head", [True, False])
+def test_a_proposal_has_the_heads_logits_or_the_estimates(
+    has_head: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of upstream's own head by upstream's code; admission reads nothing else of a proposal."""
+    from sglang.srt.models.dspark import DSparkConfidenceHead
+
+    from sglang_dspark.backends.cpu import draft as draft_module
+
+    monkeypatch.setattr(draft_module.mode, "estimates_confidence", lambda has_head: not has_head)
+    world, (hidden, anchors) = Draft(restricted=True), inputs(3, 2)
+    head = DSparkConfidenceHead(
+        hidden_size=hidden.shape[1], markov_rank=world.model.markov_head.markov_rank
+    )
+    world.model.confidence_head = head if has_head else None
+    worker = SimpleNamespace(
+        draft_model=world.model,
+        draft_model_runner=None,
+        gamma=5,
+        sample_from_anchor=True,
+        device="cpu",
+        _proposer=SimpleNamespace(noise=world.noise),
+        _tp_sync=world.sync,
+        _greedy_draft=False,
+        _mask_token_id=0,
+        _draft_context=torch.inference_mode,
+    )
+    drafter = draft_module.Drafter(worker)
+    monkeypatch.setattr(drafter, "_hidden", lambda *_: hidden)
+    bonus = SimpleNamespace(bonus_tokens=anchors)
+    batch = SimpleNamespace(spec_info=bonus, sampling_info=sampling([0.0, 0.0]), seq_lens=anchors)
+    found = drafter.propose(batch, None, 5, None)
+    drafts = found.draft_block.draft_tokens
+    if has_head:
+        with torch.no_grad():
+            _, expected = head.predict(
+                hidden,
+                anchor_tokens=anchors,
+                draft_tokens=drafts,
+                markov_head=world.model.markov_head,
+            )
+    else:
+        expected = torch.empty(2, 5)
+        world.hook()
+        drafted(world, hidden, anchors, sampling([0.0, 0.0]), None, expected)
+    torch.testing.assert_close(found.confidence_raw, expected, atol=1e-5, rtol=1e-5)
 
 
 def test_estimates_of_a_prefix_are_the_same_for_every_token_drawn() -> None:
