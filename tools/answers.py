@@ -18,6 +18,7 @@ import argparse
 import hashlib
 import json
 import lzma
+import random
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -133,7 +134,7 @@ def add_states(cfg: RunConfig, folder: Path) -> int:
     layers = cfg.drafter.target_layer_ids
     writer = StoreWriter(folder, {**reader.meta, "cached": True, "layer_ids": list(layers)})
     left = [i for i, row in enumerate(reader.rows) if row["id"] not in writer.done]
-    left.sort(key=lambda i: int(reader.rows[i]["n"]))  # texts read together are of similar length
+    left = _in_groups(left, [int(row["n"]) for row in reader.rows])
     torch.set_num_threads(data.threads)
     target = TargetModel.load(data.target, layers, half_products=data.half_products)
     generator = ResponseGenerator(target, _TOGETHER, longest(data), frozenset())
@@ -141,6 +142,14 @@ def add_states(cfg: RunConfig, folder: Path) -> int:
         writer.add(response)
     writer.flush()
     return len(left)
+
+
+def _in_groups(sequences: Sequence[int], lengths: Sequence[int]) -> list[int]:
+    """Order sequences: those read together of similar length, any first part a sample of all."""
+    ordered = sorted(sequences, key=lambda i: lengths[i])
+    groups = [ordered[i : i + _TOGETHER] for i in range(0, len(ordered), _TOGETHER)]
+    random.Random(0).shuffle(groups)
+    return [i for group in groups for i in group]
 
 
 def _given(response: Response) -> Prompt:

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from sglang_dspark.drafter.heads import restricted_tokens
-from sglang_dspark.drafter.weight_files import read_tensors
+from sglang_dspark.drafter.weight_files import read_tensors, stored_tensors
 from sglang_dspark.errors import DSparkError
+from sglang_dspark.families.vocabulary import stored_draft_ids
 from sglang_dspark.training.store import StoreReader
 
 
@@ -33,17 +34,21 @@ def draft_vocabulary(counts: Tensor, size: int) -> tuple[Tensor, float]:
     return ids.sort().values, coverage
 
 
-def vocabulary_of(path: Path, size: int) -> Tensor:
-    """Draft vocabulary [size] of the drafter in a directory, which its Markov weights hold.
+def vocabulary_of(path: Path, size: int, vocab_size: int) -> Tensor:
+    """Draft vocabulary [size] of the drafter in a directory, in `d2t` or in its Markov weights.
 
     Raises DSparkError when it has another size or none.
     """
-    tensors = read_tensors(path)
-    names = ("markov_head.markov_w1.weight", "markov_head.markov_w2.weight")
-    if any(name not in tensors for name in names):
-        raise DSparkError(f"{path} holds no DSpark drafter with a Markov head")
-    ids = restricted_tokens(*(tensors[name].float() for name in names))
-    found = tensors[names[0]].shape[0] if ids is None else len(ids)
+    if (stored := stored_draft_ids(stored_tensors(path), vocab_size, path)) is not None:
+        ids: Tensor | None = stored
+        found = len(stored)
+    else:
+        tensors = read_tensors(path)
+        names = ("markov_head.markov_w1.weight", "markov_head.markov_w2.weight")
+        if any(name not in tensors for name in names):
+            raise DSparkError(f"{path} holds neither d2t nor a Markov head: it drafts all tokens")
+        ids = restricted_tokens(*(tensors[name].float() for name in names))
+        found = tensors[names[0]].shape[0] if ids is None else len(ids)
     if ids is None or found != size:
         raise DSparkError(
             f"{path} drafts from {found} tokens, drafter.draft_vocab says {size}: set it to {found}"

@@ -119,7 +119,7 @@ def _vocabulary(cfg: RunConfig, counts: Tensor, world: World, *, fresh: bool) ->
     if world.leads and (fresh or not file.exists()):
         start = getattr(cfg.drafter, "start_from", None)
         if start is not None:
-            ids = vocabulary_of(start, wanted)
+            ids = vocabulary_of(start, wanted, size)
         else:
             wide = ANSWER_WEIGHT * counts + prompt_token_counts(cfg.data, size)
             ids, _ = draft_vocabulary(wide, wanted)

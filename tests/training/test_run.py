@@ -17,8 +17,9 @@ from sglang_dspark.drafter import load_drafter
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.evaluation.target import TargetModel
 from sglang_dspark.families.learning.objective import ObjectiveConfig
+from sglang_dspark.families.mtp.shape import MTPShape
 from sglang_dspark.models.identity import target_sha256
-from sglang_dspark.training.config import load_config, without_slow_halves
+from sglang_dspark.training.config import RunConfig, load_config, without_slow_halves
 from sglang_dspark.training.distributed import gathered
 from sglang_dspark.training.journal import Journal
 from sglang_dspark.training.setup import prepare
@@ -227,6 +228,29 @@ def test_training_goes_on_from_another_drafter(config, tmp_path):
         run = _in(config, tmp_path / says).model_copy(update={"drafter": other})
         with pytest.raises(DSparkError, match=says):
             prepare(run)
+
+
+def test_mtp_goes_on_from_another_drafter(config, tmp_path):
+    shape = MTPShape(kind="mtp", gamma=1, target_layer_ids=(0, 1), draft_vocab=40)
+    mtp = config.model_copy(update={"drafter": shape})
+    first, _ = prepare(_in(mtp, tmp_path / "first"))
+    untrained = first.validate()["held_out_loss"]
+    first.run(lambda *_: None)
+    trained = first.validate()["held_out_loss"]
+    assert trained < 0.97 * untrained
+
+    def started(**change: int) -> RunConfig:
+        going = {"start_from": tmp_path / "first" / "drafter", **change}
+        changed = mtp.model_copy(update={"drafter": shape.model_copy(update=going)})
+        return _in(changed, tmp_path / str(change))
+
+    second, _ = prepare(started())
+    assert second.validate()["held_out_loss"] == pytest.approx(trained, rel=0.01)  # bfloat16 file
+    assert second.learner.module.draft_ids.tolist() == first.learner.module.draft_ids.tolist()
+    with pytest.raises(DSparkError, match=r"another shape: .*gamma=1.*gamma=2"):
+        prepare(started(gamma=2))
+    with pytest.raises(DSparkError, match=r"drafts from 40 tokens, drafter\.draft_vocab says 30"):
+        prepare(started(draft_vocab=30))
 
 
 def test_a_state_with_other_shapes_is_refused_in_one_line(config, tmp_path):

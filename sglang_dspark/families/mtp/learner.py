@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from sglang_dspark.errors import DSparkError
 from sglang_dspark.families.chain.learner import ChainLosses, chain_shape
 from sglang_dspark.families.learning.batch import PackedBatch
 from sglang_dspark.families.learning.initial import target_weights
@@ -14,7 +15,7 @@ from sglang_dspark.families.learning.learner import Ingredients
 from sglang_dspark.families.learning.losses import LossParts
 from sglang_dspark.families.learning.objective import ObjectiveConfig
 from sglang_dspark.families.learning.target_head import TargetHead
-from sglang_dspark.families.mtp.checkpoint import save_mtp
+from sglang_dspark.families.mtp.checkpoint import load_mtp, save_mtp
 from sglang_dspark.families.mtp.model import MTPConfig, MTPDrafter
 from sglang_dspark.families.mtp.shape import MTPShape
 
@@ -56,15 +57,28 @@ def start_projection(drafter: MTPDrafter, gain: Tensor) -> None:
     drafter.fc.bias.zero_()
 
 
+def start_from(drafter: MTPDrafter, path: Path) -> None:
+    """Take the weights of a drafter of the same shape; DSparkError where the shapes differ."""
+    found = load_mtp(path, drafter.embed_weight, drafter.embed_weight)
+    if found.config != drafter.config:
+        raise DSparkError(
+            f"drafter.start_from {path} has another shape: {found.config}, not {drafter.config}"
+        )
+    drafter.load_state_dict(found.state_dict())
+
+
 def build(ingredients: Ingredients) -> MTPLearner:
-    """An MTP drafter with random weights, its projection fitted to the target's sizes."""
+    """An MTP drafter that starts from another or from random weights, its projection fitted to the
+    target's sizes."""
     ids, target = ingredients.vocabulary, ingredients.target
     shape = ingredients.shape
     assert isinstance(shape, MTPShape)
     drafter = MTPDrafter(MTPConfig(**chain_shape(shape, target, ids)), ids)
     drafter.to(ingredients.embed_weight.device)
     drafter.attach(ingredients.embed_weight, ingredients.head_weight)
-    if ingredients.fresh and shape.init_from_target:
+    if ingredients.fresh and shape.start_from is not None:
+        start_from(drafter, shape.start_from)
+    elif ingredients.fresh and shape.init_from_target:
         start_projection(drafter, target_weights(ingredients.target_dir)["model.norm.weight"])
     head = TargetHead(ingredients.head_weight, ids, half=ingredients.half)
     return MTPLearner(drafter, head, ingredients.objective)

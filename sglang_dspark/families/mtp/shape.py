@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Literal
 
 from pydantic import Field
@@ -12,4 +13,7 @@ from sglang_dspark.families.shape import BaseShape
 class MTPShape(BaseShape):
     """One layer chained over its own hidden state, as DeepSeek's multi-token prediction."""
 
+    start_from: Path | None = Field(
+        None, description="drafter directory of the same shape to go on from, e.g. with more data"
+    )
     kind: Literal["mtp"] = Field(description="which drafter this is")
