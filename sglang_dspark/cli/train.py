@@ -95,6 +95,22 @@ def drafter(config: ConfigOption, changes: SetOption = None) -> None:
     _train(_load(config, changes)).end()
 
 
+@app.command()
+def average(
+    first: Annotated[Path, typer.Argument(help="Drafter of an earlier stage.")],
+    second: Annotated[Path, typer.Argument(help="Drafter that was trained on from it.")],
+    out: Annotated[Path, typer.Option(help="Directory to write.")],
+    share: Annotated[float, typer.Option(min=0, max=1, help="Weight of the second.")] = 0.5,
+) -> None:
+    """Average the weights of two stages of one drafter."""
+    from sglang_dspark.training.averaging import average as averaged
+
+    averaged(first, second, share, out)
+    print(f"{out}: {1 - share:g} of {first}, {share:g} of {second}")
+    if (first / "sts.json").exists():
+        print(f"its confidence is not calibrated yet: dspark calibrate --drafter {out}")
+
+
 def _load(config: Path, changes: Sequence[str] | None = None, strict: bool = False) -> RunConfig:
     """The config with the target's folder in place of its name."""
     from sglang_dspark.cli._workload import target_dir

@@ -125,6 +125,8 @@ def test_unequal_training_is_stated(tool: ModuleType, tmp_path: Path) -> None:
     assert f"not trained alike**: {facts}" in said
     card("dspark", stage(2000, 6000, sequences_at_end=6001))
     assert "not trained alike" in tool.trained_alike(tmp_path), "as many steps, other answers"
+    card("dspark", stage(1000, 8000), stage(1000, 6000))
+    assert "not trained alike" in tool.trained_alike(tmp_path), "an earlier stage had more"
     card("dspark", stage(1000, 6000), stage(1000, 6000))
     assert "were trained alike" in tool.trained_alike(tmp_path)
 

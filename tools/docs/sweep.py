@@ -70,7 +70,7 @@ def section(document: Mapping[str, Any]) -> str:
 def trained_alike(folder: Path = ROOT / "drafters") -> str:
     """State how long both served drafters were trained, and on how much, from `training.json`.
 
-    Alike are only drafters of as many steps on as many answers.
+    Alike are only drafters of as many steps on as many answers, in their stage of the most.
     """
     mtp1, dspark = (_training(folder / f"smollm2-135m-{kind}") for kind in ("mtp1", "dspark"))
     said = "MTP-1's for {:,} steps on {:,} answers, DSpark's for {:,} on {:,}".format(
@@ -82,11 +82,10 @@ def trained_alike(folder: Path = ROOT / "drafters") -> str:
 
 
 def _training(drafter: Path) -> tuple[int, int]:
-    """Return the steps of all stages, and the answers at the end of the last one."""
+    """Return the steps of all stages, and the answers of the stage that had the most."""
     stages = load_json(drafter / "training.json")["stages"]
-    last = stages[-1]
     steps = sum(int(stage["config"]["schedule"]["steps"]) for stage in stages)
-    return steps, int(last.get("sequences_at_end", last["sequences"]))
+    return steps, max(int(each.get("sequences_at_end", each["sequences"])) for each in stages)
 
 
 def load_section(document: Mapping[str, Any]) -> str:
