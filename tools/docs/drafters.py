@@ -31,8 +31,8 @@ ALIKE = {
     "mtp1": "the same, one draft",
 }
 PAPER = {"dspark": "DSpark, 5 layers", "dflash": "DFlash, 5 layers", "eagle3": "Eagle3, 1 layer"}
-SHIPPED = "dspark-20000-steps"
-POSITIONS = ("dspark", "eagle3", "dflash", "mtp5", SHIPPED)
+SHIPPED = "dspark-averaged"
+POSITIONS = ("dspark", "eagle3", "dflash", "mtp5")
 # What recipes must share before their drafters are compared.
 _SCHEDULE = ("steps", "sequences_per_step", "anchors_per_sequence", "learning_rate")
 _DRAFTER = ("gamma", "target_layer_ids", "draft_vocab", "init_from_target")
@@ -73,23 +73,24 @@ def alike() -> list[str]:
 def positions() -> list[str]:
     """Tabulate how often draft k is accepted when all drafts before it were."""
     curves = _metrics("drafters_positions")["curves"]
-    names = {**ALIKE, SHIPPED: "shipped: DSpark, 3 layers"}
+    of = {ALIKE[each]: curves[each] for each in POSITIONS}
+    of["shipped: DSpark, 3 layers"] = _metrics("drafters_shipped_positions")["curves"][SHIPPED]
     rows = [
-        f"| {names[each]} | "
-        + " | ".join(f"{position['value']:.3f}" for position in curves[each]["overall"])
+        f"| {name} | "
+        + " | ".join(f"{position['value']:.3f}" for position in curve["overall"])
         + " |"
-        for each in POSITIONS
+        for name, curve in of.items()
     ]
     head = ["| accepted given drafts 1 to k-1, T=0 | k=1 | 2 | 3 | 4 | 5 |", "|---" * 6 + "|"]
-    return [*head, *rows, "", *_sources("drafters_positions")]
+    return [*head, *rows, "", *_sources("drafters_positions", "drafters_shipped_positions")]
 
 
 def shipped() -> list[str]:
     """Tabulate tau and calibration of the shipped drafter."""
     head = ["| tau | math | code | chat | macro |", "|---|---|---|---|---|"]
     files = {
-        "192 evaluation prompts, T=0": "drafters_tau",
-        "the same, T=1": "drafters_tau_sampled",
+        "192 evaluation prompts, T=0": "drafters_shipped",
+        "the same, T=1": "drafters_shipped_sampled",
         "GSM8K, MBPP, IFEval, 64 prompts each, T=0": "drafters_benchmarks",
     }
     taus = [_tau_row(name, _metrics(file), SHIPPED) for name, file in files.items()]
