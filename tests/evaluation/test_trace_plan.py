@@ -127,7 +127,11 @@ def test_every_published_drafter_is_shipped_or_told_how_to_make() -> None:
             changes = trained[2].split(" --set ")[1:]
             assert load_config(ROOT / trained[1], changes).run_dir / "drafter" == drafter.path
         else:
-            assert drafter.made_by.startswith("mkdir -p runs/earlier && git archive "), name
+            archived = re.fullmatch(
+                r"mkdir -p (\S+) && git archive [0-9a-f]+ (\S+) \| tar -x -C \1", drafter.made_by
+            )
+            assert archived, name
+            assert Path(archived[1]) / archived[2] == drafter.path
 
 
 def test_every_published_trace_is_in_the_plan() -> None:
