@@ -94,4 +94,7 @@ def test_what_cannot_be_averaged_is_refused(config, tmp_path):
     (tmp_path / "gamma" / "config.json").write_text(json.dumps(raw | {"block_size": 9}))
     with pytest.raises(DSparkError, match=r"another config\.json, in block_size"):
         average(first, tmp_path / "gamma", 0.5, tmp_path / "out")
+    (tmp_path / "gamma" / "config.json").write_text(json.dumps(raw | {"expert_format": "fp8"}))
+    with pytest.raises(DSparkError, match="quantised experts"):
+        average(tmp_path / "gamma", second, 0.5, tmp_path / "out")
     assert not (tmp_path / "out").exists()

@@ -10,7 +10,7 @@ from sglang_dspark.errors import DSparkError
 from sglang_dspark.evaluation.target import TargetModel
 from sglang_dspark.training.collect import answer, plan_answers
 from sglang_dspark.training.store import StoreReader
-from tools.answers import add_states, pack, unpack
+from tools.answers import _TOGETHER, _in_groups, add_states, pack, unpack
 
 
 @pytest.fixture
@@ -129,3 +129,13 @@ def test_what_cannot_be_packed_or_read_is_one_line(config, bare, tmp_path):
     with pytest.raises(DSparkError, match="answers of another target_sha256"):
         pack(bare, tmp_path / "a.xz")
     assert (tmp_path / "a.xz").read_bytes() == packed
+
+
+def test_a_store_of_states_that_is_stopped_is_a_sample_of_the_answers():
+    lengths = list(range(1000, 0, -1))
+    order = _in_groups(range(104, 1000), lengths)
+    assert sorted(order) == list(range(104, 1000))
+    groups = [order[i : i + _TOGETHER] for i in range(0, len(order), _TOGETHER)]
+    assert all(max(group) - min(group) == _TOGETHER - 1 for group in groups), "of like lengths"
+    first = [lengths[i] for i in order[:300]]
+    assert abs(sum(first) / len(first) - 448) < 150, "of all lengths"
