@@ -97,6 +97,18 @@ def tau(drafter: DraftersOption, options: WorkloadOptions, json_file: JsonOption
 
 @app.command()
 @takes_workload()
+def trainings(
+    drafter: DraftersOption, options: WorkloadOptions, json_file: JsonOption = None
+) -> None:
+    """tau of recipes trained several times: repeat a LABEL for each training of a recipe."""
+    from sglang_dspark.evaluation.analyses.trainings import compute
+
+    session = open_session(drafter, options)
+    finish(compute(session.series()), json_file, session.console)
+
+
+@app.command()
+@takes_workload()
 def positions(
     drafter: DraftersOption, options: WorkloadOptions, json_file: JsonOption = None
 ) -> None:

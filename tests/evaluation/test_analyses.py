@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+
 import numpy as np
 import pytest
+from scipy import stats  # type: ignore[import-untyped]
 
 from sglang_dspark.errors import DSparkError
-from sglang_dspark.evaluation.analyses import positions, series, tau, thresholds
+from sglang_dspark.evaluation.analyses import positions, series, tau, thresholds, trainings
 from sglang_dspark.evaluation.resampling import Estimate, Resampler, estimate
 from sglang_dspark.evaluation.statistics import RequestCounts, acceptance
 from sglang_dspark.evaluation.traces import Trace
 from sglang_dspark.schedule.calibration import Calibration
-from tests.evaluation.trace_world import drawn, generation, step, trace
+from tests.evaluation.trace_world import drawn, generation, step, thrice, trace
 
 
 def _with_accepted(base: Trace, change: int) -> Trace:
@@ -58,6 +62,50 @@ def test_paired_ratio_knows_what_the_difference_of_intervals_does_not() -> None:
     assert (ratio.high - ratio.low) / ratio.value < (high - low) / found.tau["base"]["macro"]
     same = tau.compute({"x": base, "y": base}).ratio["x/y"]["macro"]
     assert same == Estimate(1.0, 1.0, 1.0)
+
+
+def test_trainings_of_two_recipes_are_paired_in_order() -> None:
+    """Against scipy's t interval of the log ratios, and against `tau` of each pair."""
+    a, b = drawn(prompts=8), drawn(prompts=8, layers=1, sha256="ef" * 32)
+    trained = thrice(a=a, b=_with_accepted(b, -1))
+    found = trainings.compute(trained).ratio["a/b"]["macro"]
+    pairs = [
+        tau.compute({"a": ours, "b": theirs}).ratio["a/b"]["macro"].value
+        for (_, ours), (_, theirs) in zip(trained[:3], trained[3:], strict=True)
+    ]
+    assert found.each == pytest.approx(pairs)
+    assert len(set(pairs)) == 3
+    logs = np.log(pairs)
+    low, high = stats.t.interval(0.95, 2, loc=logs.mean(), scale=stats.sem(logs))
+    assert found.by_trainings.value == pytest.approx(math.exp(logs.mean()))
+    assert found.by_trainings.low == pytest.approx(math.exp(low))
+    assert found.by_trainings.high == pytest.approx(math.exp(high))
+    assert found.by_prompts.value == pytest.approx(found.by_trainings.value)
+    assert found.by_prompts.low < found.by_prompts.value < found.by_prompts.high
+
+
+def test_equal_trainings_spread_over_prompts_alone() -> None:
+    """Three trainings with the same steps: no variance of training, that of prompts as in `tau`."""
+    base = drawn(prompts=20)
+    same = [replace(base, drafter=replace(base.drafter, sha256=f"{i}" * 64)) for i in range(3)]
+    found = trainings.compute([("a", each) for each in same]).tau["a"]["macro"]
+    once = tau.compute({"a": base})
+    assert found.by_trainings == Estimate(*[pytest.approx(once.tau["a"]["macro"])] * 3)
+    low, high = once.interval["a"]["macro"]
+    assert (found.by_prompts.low, found.by_prompts.high) == (
+        pytest.approx(low),
+        pytest.approx(high),
+    )
+
+
+def test_trainings_refuse_too_few_and_the_same_one_twice() -> None:
+    trained = thrice(a=drawn(prompts=4), b=drawn(prompts=4, sha256="ef" * 32))
+    with pytest.raises(DSparkError, match="found a 3, b 2"):
+        trainings.compute(trained[:5])
+    with pytest.raises(DSparkError, match="3 or more, found a 2"):
+        trainings.compute(trained[:2])
+    with pytest.raises(DSparkError, match="the same drafter"):
+        trainings.compute([*trained[:2], trained[0]])
 
 
 def test_table_refuses_unlike_traces_and_empty_domains() -> None:

@@ -192,6 +192,7 @@ def _bad(traces: dict[str, Path], pair: Pair) -> list[tuple[list[str], str]]:
     return [
         (["eval", "tau", "--drafter", "a=nowhere"], "no drafter at nowhere"),
         (["eval", "tau", "--drafter", greedy, "--drafter", greedy], "labels must differ"),
+        (["eval", "trainings", "--drafter", greedy, "--drafter", greedy], "3 or more, found a 2"),
         (["eval", "tau", "--drafter", greedy, "--drafter", f"b{sampled[1:]}"], "other sampling"),
         (["eval", "reliability", "--drafter", greedy, "--sts", "none.json"], "cannot read"),
         (

@@ -27,13 +27,23 @@ from sglang_dspark.evaluation.analyses import (
     series,
     tau,
     thresholds,
+    trainings,
 )
 from sglang_dspark.evaluation.analyses.analysis import Result
-from tests.evaluation.trace_world import SETTINGS, drawn, generation, step, sts_file, trace
+from tests.evaluation.trace_world import (
+    SETTINGS,
+    drawn,
+    generation,
+    step,
+    sts_file,
+    thrice,
+    trace,
+)
 
 RESULTS = Path(__file__).parents[2] / "results"
 LABELS = {  # of the first panel's y axis and the last one's x axis: no two analyses draw the same
     "tau": ("tau", ""),
+    "trainings": ("tau, mean of trainings", ""),
     "positions": ("accepted, given drafts 1..k-1", "draft position k"),
     "depth": ("tau", "drafter layers"),
     "length": ("tau", "proposal length gamma"),
@@ -72,6 +82,7 @@ def results() -> dict[str, Result]:
     one, other = drawn(prompts=4), drawn(prompts=4, layers=1)
     found = [
         tau.compute({"dspark": one, "dflash": other}),
+        trainings.compute(thrice(dspark=one, dflash=other)),
         positions.compute({"dspark": one, "dflash": other}),
         series.compute(series.DepthResult, [("dspark", one), ("dspark", other)], "a note"),
         series.compute(series.LengthResult, [("a", drawn(prompts=4, gamma=2)), ("a", one)]),
@@ -160,7 +171,7 @@ def test_eight_drafters_have_eight_colours(results: dict[str, Result]) -> None:
     assert len({bar.patches[0].get_facecolor() for bar in bars}) == len(labels)
 
 
-@pytest.mark.parametrize("name", ["tau", "reliability", "overhead"])
+@pytest.mark.parametrize("name", ["tau", "trainings", "reliability", "overhead"])
 def test_the_terminal_shows_what_was_found(name: str, results: dict[str, Result]) -> None:
     console = Console(width=200, record=True, file=io.StringIO())
     table = registry.ANALYSES[name].table
@@ -169,6 +180,7 @@ def test_the_terminal_shows_what_was_found(name: str, results: dict[str, Result]
         console.print(each)
     expected = {
         "tau": ["dspark", "dspark/dflash", "macro"],
+        "trainings": ["dspark", "dspark/dflash", "trainings", "prompts", "macro"],
         "reliability": ["dspark: 4 held-out prompts", "raw: ECE", "STS+shift: ECE", "overall"],
         "overhead": ["dspark: 3.00% of a round in the engine (wall), 3.00% timed directly"],
     }[name]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +77,24 @@ def drawn(
         made.append(generation(*(step(a, tuple(c)) for a, c in pairs)))
     domains = ["chat" if i % 2 else "math" for i in range(prompts)]
     return trace(made, domains, gamma, **facts)
+
+
+def thrice(**recipes: Trace) -> list[tuple[str, Trace]]:
+    """Three trainings of every recipe, by label."""
+    numbered = [(label, base) for label, base in recipes.items() for _ in range(3)]
+    return [(label, _retrained(base, seed)) for seed, (label, base) in enumerate(numbered)]
+
+
+def _retrained(base: Trace, seed: int) -> Trace:
+    """The same steps, some of which accept one draft fewer, of a drafter of its own."""
+    generator = np.random.default_rng(seed)
+    made = []
+    for each in base.generations:
+        fewer = generator.uniform(size=len(each.steps)) < 0.2
+        pairs = zip(each.steps, fewer.tolist(), strict=True)
+        made.append(generation(*(step(max(s.accepted - f, 0), s.confidence) for s, f in pairs)))
+    drafter = replace(base.drafter, sha256=prompt_digest([seed]))
+    return replace(base, generations=tuple(made), drafter=drafter)
 
 
 def training_run(folder: Path, rows: list[dict[str, Any]], target: str = "ab") -> Path:

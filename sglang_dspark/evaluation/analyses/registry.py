@@ -15,11 +15,13 @@ from sglang_dspark.evaluation.analyses import (
     series,
     tau,
     thresholds,
+    trainings,
 )
 from sglang_dspark.evaluation.analyses.analysis import Analysis, Result
 
 _ANALYSES: tuple[Analysis[Any], ...] = (
     tau.ANALYSIS,
+    trainings.ANALYSIS,
     positions.ANALYSIS,
     series.DEPTH,
     series.LENGTH,
