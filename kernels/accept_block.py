@@ -26,7 +26,13 @@ import triton.language as tl
 from torch import Tensor
 
 from sglang_dspark.kernels.accept_rows import dist_tile, residual_tile
-from sglang_dspark.kernels.accept_sampled import GPU, Outcome, Tiling, accept_triton
+from sglang_dspark.kernels.accept_sampled import (
+    GPU,
+    Outcome,
+    Tiling,
+    accept_triton,
+    empty_outcome,
+)
 from sglang_dspark.kernels.accept_verdicts import (
     FINDINGS,
     carried,
@@ -44,19 +50,22 @@ _CHANCES = 3  # float64 of a draft: its p_t and p_d, and S of the drafts in fron
 
 
 def accept_block_triton(
-    given: Windows, arrivals: Tensor | None = None, how: Tiling = GPU
+    given: Windows,
+    arrivals: Tensor | None = None,
+    how: Tiling = GPU,
+    into: Outcome | None = None,
 ) -> Outcome:
     """Accept the drafts of a step by the block rule; arguments and errors of `accept_sampled`."""
     requests, gamma = given.drafts.shape
     if given.draft_logits is None or gamma == 0 or requests == 0:
-        return accept_triton(given, arrivals, how)
+        return accept_triton(given, arrivals, how, into)
     check(given, arrivals)
     device = given.drafts.device
     if arrivals is None:
         arrivals = torch.zeros(requests, dtype=torch.int32, device=device)
     findings = torch.empty((requests, gamma + 1, FINDINGS), dtype=torch.float64, device=device)
     chances = torch.empty((requests, gamma, _CHANCES), dtype=torch.float64, device=device)
-    kept = Outcome(*(torch.empty(requests, dtype=torch.int64, device=device) for _ in range(2)))
+    kept = into or empty_outcome(requests, device)
     groups = triton.cdiv(requests, how.requests)
     _judge_kernel[(groups, gamma + 1)](*given.operands(), findings, chances, **_sizes(given, how))
     # S_i only where a draft follows i; a window of one draft has a program to draw all the same.
@@ -86,12 +95,12 @@ def _sizes(given: Windows, how: Tiling) -> dict[str, int]:
 @triton.jit(do_not_specialize=["requests"])  # compiled once, not for each kind of batch
 def _judge_kernel(
     drafts, lengths, logits, temperatures, accept_uniforms, bonus_uniforms,
-    top_k, top_p, min_p, draft_logits, draft_temperatures, greedy, seeded, seeds, anchors,
+    top_k, top_p, min_p, draft_logits, draft_temperatures, greedy, seeded, seeds, anchors, skipped,
     findings, chances, requests, gamma, vocab,
     row_stride, draft_stride, draft_row_stride, rows: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
     group, place = tl.program_id(0), tl.program_id(1)
-    r, length = windows_of(lengths, group, requests, gamma, rows)
+    r, length = windows_of(lengths, skipped, group, requests, gamma, rows)
     target = (logits, temperatures, row_stride, vocab)
     draft = (draft_logits, draft_temperatures, draft_stride, draft_row_stride)
     cut: tl.constexpr = top_k is not None or top_p is not None or min_p is not None
@@ -108,12 +117,12 @@ def _judge_kernel(
 @triton.jit(do_not_specialize=["requests"])
 def _keep_kernel(
     drafts, lengths, logits, temperatures, accept_uniforms, bonus_uniforms,
-    top_k, top_p, min_p, draft_logits, draft_temperatures, greedy, seeded, seeds, anchors,
+    top_k, top_p, min_p, draft_logits, draft_temperatures, greedy, seeded, seeds, anchors, skipped,
     findings, chances, arrivals, accepted, bonus, requests, gamma, vocab,
     row_stride, draft_stride, draft_row_stride, rows: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
     group, i = tl.program_id(0), tl.program_id(1) + 1
-    r, length = windows_of(lengths, group, requests, gamma, rows)
+    r, length = windows_of(lengths, skipped, group, requests, gamma, rows)
     target = (logits, temperatures, row_stride, vocab)
     draft = (draft_logits, draft_temperatures, draft_stride, draft_row_stride)
     cut: tl.constexpr = top_k is not None or top_p is not None or min_p is not None

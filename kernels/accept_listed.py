@@ -1,19 +1,26 @@
-"""Accept sampled drafts on lists of the likeliest tokens, for steps whose requests have a top-k.
+"""Accept sampled drafts on lists of the likeliest tokens, for steps whose requests have cuts.
 
 The rules, settings and outcomes are those of `accept_sampled.py` (rule "token") and
 `accept_block.py` ("block"), which read a row some twenty times to find its cut. Here `torch.topk`
-lists the k likeliest tokens of each verified row, and all else happens on the lists: a launch
-scales the rows, one cuts the lists, one judges and draws. What follows V tokens is read twice.
+lists the likeliest tokens of each verified row, and all else happens on the lists: a launch scales
+the rows, one cuts the lists, one judges and draws. Logits are read twice.
 
-A request without a seed; of a greedy one top-k must be 1, which makes its list its argmax. Sums are
-float64, weights exp(x / T - max) float32. Of equal weights at a cut the lowest tokens stay, also
-those that the list lacks.
+A list is complete if the cuts drop a token of it, as they then drop all that it lacks. So a top-k
+below the list's length always completes it; top-p and min-p do in most rows. A request with an
+incomplete list has no outcome here, nor has one with a seed: `Listed.complete` tells the operator
+on whole rows which requests to skip. Both read the same uniforms, and logits alone decide which
+one judges.
+
+Of a greedy request top-k must be 1, which makes its list its argmax. Sums are float64, weights
+exp(x / T - max) float32. Of equal weights at a cut the lowest tokens stay, also those that the list
+lacks.
 
 Extra memory: 200 MiB for a chunk of rows; for each row 12 bytes a listed token and 64.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -31,7 +38,7 @@ from sglang_dspark.kernels.accept_listed_rows import (
     setting_of,
 )
 from sglang_dspark.kernels.accept_rows import scaled, softmax
-from sglang_dspark.kernels.accept_sampled import GPU, Outcome, Tiling
+from sglang_dspark.kernels.accept_sampled import GPU, Tiling, empty_outcome
 from sglang_dspark.kernels.accept_verdicts import FINDINGS, carried, windows_of
 from sglang_dspark.kernels.accept_windows import Windows, check
 
@@ -39,6 +46,14 @@ LISTS = (32, 256, 2048)  # tokens of a list: few lengths, as each compiles kerne
 _CHUNK = 200 << 20  # bytes of scaled rows
 _WARPS = 4  # of the launches that read lists
 _TIES = 1024  # tokens read at once where ties are looked up
+
+
+class Listed(NamedTuple):
+    """accepted, bonus: [R] int64, as `Outcome`, of complete requests. complete: [R] bool."""
+
+    accepted: Tensor
+    bonus: Tensor
+    complete: Tensor
 
 
 class _Lists(NamedTuple):
@@ -50,26 +65,36 @@ class _Lists(NamedTuple):
 
 
 def accept_listed_triton(
-    given: Windows, *, most: int, rows: int, rule: str, how: Tiling = GPU
-) -> Outcome:
+    given: Windows,
+    *,
+    most: int | None,
+    rows: int,
+    rule: str,
+    how: Tiling = GPU,
+    lists_of: Sequence[int] = LISTS,
+) -> Listed:
     """Accept the drafts of a step by "block" or "token", `rule`.
 
-    most: no top-k exceeds it, at most 2,047. rows: no fewer than the rows verified, the sum of
-    lengths + 1. Raises ValueError on arguments that do not fit.
+    most: the largest top-k; None: a request has none. It chooses the length of the lists.
+    rows: no fewer than the rows verified, the sum of lengths + 1. lists_of: lengths to choose from,
+    powers of two. Raises ValueError on arguments that do not fit.
     """
     check(given)
-    _check_lists(given, most, rule)
+    _check_lists(given, rule)
     requests, device = len(given.drafts), given.drafts.device
-    kept = Outcome(*(torch.empty(requests, dtype=torch.int64, device=device) for _ in range(2)))
+    complete = torch.empty(requests, dtype=torch.uint8, device=device)
+    kept = Listed(*empty_outcome(requests, device), complete.view(torch.bool))
     if requests == 0:
         return kept
     vocab = given.logits.shape[1]
-    tier = next(each for each in LISTS if each > min(most, vocab - 1))
+    needed = vocab if most is None else min(most + 1, vocab)
+    tier = next((each for each in lists_of if each >= needed), lists_of[-1])
     lists = _empty_lists(rows, min(tier, vocab), device)
     ends = (given.lengths.clamp(0, given.drafts.shape[1]) + 1).cumsum(0)  # [R] int64
     _list(given, ends, lists, tier, how)
     _keep_kernel[(triton.cdiv(requests, how.requests),)](
-        *_operands(given), ends, *lists, *kept, total=rows, **_sizes(given, how, lists), tier=tier,
+        *_operands(given), ends, *lists, *kept[:2], complete, total=rows,
+        **_sizes(given, how, lists), tier=tier,
         whole=rule == "block" and given.draft_logits is not None, num_warps=_WARPS,
     )  # fmt: skip
     return kept
@@ -107,21 +132,16 @@ def _empty_lists(rows: int, listed: int, device: torch.device) -> _Lists:
     )
 
 
-def _check_lists(given: Windows, most: int, rule: str) -> None:
+def _check_lists(given: Windows, rule: str) -> None:
     if rule not in ("block", "token"):
         raise ValueError(f'accept: rule must be "block" or "token", found {rule!r}')
-    if given.top_k is None or given.seeded is not None:
-        raise ValueError("accept: lists need a top_k of each request, and no seeds")
-    if not 1 <= most < LISTS[-1]:
-        raise ValueError(f"accept: most must be 1 to {LISTS[-1] - 1}, found {most}")
+    if given.skipped is not None:
+        raise ValueError("accept: lists skip requests with a seed alone, leave skipped out")
 
 
 def _operands(given: Windows) -> tuple[Tensor | None, ...]:
     """In the order of the kernels' parameters."""
-    return (
-        *given.operands()[:11],
-        None if given.greedy is None else given.greedy.view(torch.uint8),
-    )
+    return given.operands()[:13]
 
 
 def _sizes(given: Windows, how: Tiling, lists: _Lists) -> dict[str, int]:
@@ -142,13 +162,13 @@ def _sizes(given: Windows, how: Tiling, lists: _Lists) -> dict[str, int]:
 @triton.jit(do_not_specialize=["requests", "begin", "count", "total"])
 def _scale_kernel(
     drafts, lengths, logits, temperatures, accept_uniforms, bonus_uniforms,
-    top_k, top_p, min_p, draft_logits, draft_temperatures, greedy,
+    top_k, top_p, min_p, draft_logits, draft_temperatures, greedy, seeded,
     ends, read, findings, begin, count, total, requests, gamma, vocab,
     row_stride, draft_stride, draft_row_stride, listed, rows: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
     """Of each verified row: x / T to `read`, the sum of w; max and 1 / sum of its draft's row."""
     place = tl.program_id(1)
-    r, length = windows_of(lengths, tl.program_id(0), requests, gamma, rows)
+    r, length = windows_of(lengths, seeded, tl.program_id(0), requests, gamma, rows)
     at = row_at(ends, r, length, place, total)
     active = (place <= length) & (at >= begin) & (at < begin + count)
     drafter = tl.program_id(2) == 1
@@ -175,14 +195,14 @@ def _scale_kernel(
 @triton.jit(do_not_specialize=["requests", "begin", "count", "total"])
 def _cut_kernel(
     drafts, lengths, logits, temperatures, accept_uniforms, bonus_uniforms,
-    top_k, top_p, min_p, draft_logits, draft_temperatures, greedy,
+    top_k, top_p, min_p, draft_logits, draft_temperatures, greedy, seeded,
     ends, read, findings, weights, tokens, begin, count, total, requests, gamma, vocab,
     row_stride, draft_stride, draft_row_stride, listed,
     rows: tl.constexpr, tier: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
     """Cut each list; note what its draft has of the target's distribution and of the drafter's."""
     place = tl.program_id(1)
-    r, length = windows_of(lengths, tl.program_id(0), requests, gamma, rows)
+    r, length = windows_of(lengths, seeded, tl.program_id(0), requests, gamma, rows)
     at = row_at(ends, r, length, place, total)
     active = (place <= length) & (at >= begin) & (at < begin + count)
     if tl.max(active.to(tl.int32), 0) > 0:
@@ -206,13 +226,13 @@ def _cut_kernel(
 @triton.jit(do_not_specialize=["requests", "total"])
 def _keep_kernel(
     drafts, lengths, logits, temperatures, accept_uniforms, bonus_uniforms,
-    top_k, top_p, min_p, draft_logits, draft_temperatures, greedy,
-    ends, findings, weights, tokens, accepted, bonus, total, requests, gamma, vocab,
+    top_k, top_p, min_p, draft_logits, draft_temperatures, greedy, seeded,
+    ends, findings, weights, tokens, accepted, bonus, complete, total, requests, gamma, vocab,
     row_stride, draft_stride, draft_row_stride, listed,
     rows: tl.constexpr, tier: tl.constexpr, whole: tl.constexpr,
 ):  # fmt: skip
     """Walk each window and draw the token behind the drafts that are kept. whole: by block."""
-    r, length = windows_of(lengths, tl.program_id(0), requests, gamma, rows)
+    r, length = windows_of(lengths, seeded, tl.program_id(0), requests, gamma, rows)
     lists = (findings, weights, tokens, listed)
     draft = (draft_logits, draft_temperatures, greedy, draft_stride, draft_row_stride)
     taken, running = tl.zeros([rows], tl.int32), length >= 0
@@ -238,8 +258,21 @@ def _keep_kernel(
     token = drawn(
         lists, draft, drafts, bonus_uniforms, r, taken, length, at, share, gamma, vocab, tier
     )
-    tl.store(accepted + r, taken.to(tl.int64), mask=length >= 0)
-    tl.store(bonus + r, token, mask=length >= 0)
+    listed_whole = _complete(findings, ends, r, length, total, gamma)
+    tl.store(accepted + r, taken.to(tl.int64), mask=listed_whole)
+    tl.store(bonus + r, token, mask=listed_whole)
+    tl.store(complete + r, listed_whole.to(tl.uint8), mask=r < requests)
+
+
+@triton.jit
+def _complete(findings, ends, r, length, total, gamma):
+    """Return whether each request has a complete list of every row of its window."""
+    complete = length >= 0
+    for place in range(0, gamma + 1):
+        inside = place <= length
+        at = row_at(ends, r, length, place, total)
+        complete &= tl.load(findings + at * 8 + 7, mask=inside, other=1.0) > 0
+    return complete
 
 
 @triton.jit

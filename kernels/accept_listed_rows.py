@@ -3,7 +3,8 @@
 A list is a row of `weights` and of `tokens`, [rows verified, listed], likeliest first; `cut_list`
 leaves the weight w = exp(x / T - max) of what stays and 0 of all else. A row's findings, 8 float64:
 0 sum of w over the vocabulary, 1 and 2 max and 1 / sum of the draft's row, 3 the reciprocal of the
-sum of w that stays, 5 and 6 what the draft has of the target's and of the drafter's distribution.
+sum of w that stays, 5 and 6 what the draft has of the target's and of the drafter's distribution,
+7 whether the list is complete.
 """
 
 from __future__ import annotations
@@ -50,6 +51,8 @@ def cut_list(
     tl.store(findings + at * 8 + 3, tl.where(kept > 0, 1.0 / kept, 0.0), mask=active)
     tl.store(weights + to, tl.where(keep, w, 0.0), mask=inside)
     count = tl.sum(keep.to(tl.int32), 1)
+    complete = (count < listed) | (listed == source[2])
+    tl.store(findings + at * 8 + 7, complete.to(tl.float64), mask=active)
     smallest = tl.min(tl.where(keep, w, float("inf")), 1)
     next_one = tl.sum(tl.where(lane == count[:, None], w, 0.0), 1)
     # topk chooses freely among equals: where some stay and some do not, the lowest are looked up.

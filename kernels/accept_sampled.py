@@ -53,11 +53,22 @@ class Tiling(NamedTuple):
 GPU = Tiling()
 
 
-def accept_triton(given: Windows, arrivals: Tensor | None = None, how: Tiling = GPU) -> Outcome:
+def empty_outcome(requests: int, device: torch.device) -> Outcome:
+    """Allocate an outcome."""
+    return Outcome(*(torch.empty(requests, dtype=torch.int64, device=device) for _ in range(2)))
+
+
+def accept_triton(
+    given: Windows,
+    arrivals: Tensor | None = None,
+    how: Tiling = GPU,
+    into: Outcome | None = None,
+) -> Outcome:
     """Accept the drafts of a step by the token rule.
 
     arrivals: [R or more] int32 zeros on the device, zeros again behind the launch, not to be
-    shared by launches that overlap; None: made here.
+    shared by launches that overlap; None: made here. into: is written to and returned, but for the
+    requests that `given.skipped` marks; None: made here.
     Raises ValueError on shapes or types that do not fit.
     """
     check(given, arrivals)
@@ -66,7 +77,7 @@ def accept_triton(given: Windows, arrivals: Tensor | None = None, how: Tiling = 
     if arrivals is None:
         arrivals = torch.zeros(requests, dtype=torch.int32, device=device)
     findings = torch.empty((requests, gamma + 1, FINDINGS), dtype=torch.float64, device=device)
-    found = Outcome(*(torch.empty(requests, dtype=torch.int64, device=device) for _ in range(2)))
+    found = into or empty_outcome(requests, device)
     if requests:
         _launch(given, findings, arrivals, found, how)
     return found
@@ -96,12 +107,12 @@ def _launch(
 @triton.jit(do_not_specialize=["requests"])  # compiled once, not for each kind of batch
 def _accept_kernel(
     drafts, lengths, logits, temperatures, accept_uniforms, bonus_uniforms,
-    top_k, top_p, min_p, draft_logits, draft_temperatures, greedy, seeded, seeds, anchors,
+    top_k, top_p, min_p, draft_logits, draft_temperatures, greedy, seeded, seeds, anchors, skipped,
     findings, arrivals, accepted, bonus, requests, gamma, vocab,
     row_stride, draft_stride, draft_row_stride, rows: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
     group, place = tl.program_id(0), tl.program_id(1)
-    r, length = windows_of(lengths, group, requests, gamma, rows)
+    r, length = windows_of(lengths, skipped, group, requests, gamma, rows)
     target = (logits, temperatures, row_stride, vocab)
     draft = (draft_logits, draft_temperatures, draft_stride, draft_row_stride)
     cut: tl.constexpr = top_k is not None or top_p is not None or min_p is not None

@@ -25,12 +25,16 @@ FINDINGS = 8  # float64 that a row leaves
 
 
 @triton.jit
-def windows_of(lengths, group, requests, gamma, rows: tl.constexpr):
-    """Requests of a group [rows] int64 and their verify lengths [rows], -1 where there is none."""
+def windows_of(lengths, skipped, group, requests, gamma, rows: tl.constexpr):
+    """Return requests of a group [rows] int64 and their verify lengths [rows].
+
+    -1 where there is no request, or one that `skipped`, [R] uint8 or None, marks."""
     r = (group * rows + tl.arange(0, rows)).to(tl.int64)
     length = tl.load(lengths + r, mask=r < requests, other=-1).to(tl.int32)
+    inside = r < requests
+    inside &= ~flagged(skipped, r, inside)
     # A length that cannot be must not be an address that cannot be.
-    return r, tl.where(r < requests, tl.minimum(tl.maximum(length, 0), gamma), -1)
+    return r, tl.where(inside, tl.minimum(tl.maximum(length, 0), gamma), -1)
 
 
 @triton.jit

@@ -1,4 +1,4 @@
-"""Define and check the arguments of accept_sampled.py and accept_block.py: a step's windows."""
+"""Define and check the arguments of the operators that accept sampled drafts: a step's windows."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Windows:
     in [0, 1]. draft_logits: [R, gamma, V] that drafts were drawn from at draft_temperatures [R]
     float32 > 0, both None for drafts that are an argmax. greedy: [R] bool, requests that take the
     argmax. seeds: [R] int64 and anchors: [R] int64, positions of the anchors, for the requests that
-    seeded [R] bool names.
+    seeded [R] bool names. skipped: [R] bool, requests whose outcome is not written.
     """
 
     drafts: Tensor
@@ -39,10 +39,14 @@ class Windows:
     seeded: Tensor | None = None
     seeds: Tensor | None = None
     anchors: Tensor | None = None
+    skipped: Tensor | None = None
 
     def operands(self) -> tuple[Tensor | None, ...]:
         """All of them in the order of the kernels' parameters; flags as bytes."""
-        flags = (None if f is None else f.view(torch.uint8) for f in (self.greedy, self.seeded))
+        greedy, seeded, skipped = (
+            None if flag is None else flag.view(torch.uint8)
+            for flag in (self.greedy, self.seeded, self.skipped)
+        )
         return (
             self.drafts,
             self.lengths,
@@ -55,9 +59,11 @@ class Windows:
             self.min_p,
             self.draft_logits,
             self.draft_temperatures,
-            *flags,
+            greedy,
+            seeded,
             self.seeds,
             self.anchors,
+            skipped,
         )
 
 
@@ -71,7 +77,8 @@ def check(given: Windows, arrivals: Tensor | None = None) -> None:
     per_request: dict[str, tuple[torch.dtype, ...]] = {
         "lengths": integer, "temperatures": real, "bonus_uniforms": (torch.float64,),
         "top_k": integer, "top_p": real, "min_p": real, "draft_temperatures": real,
-        "greedy": flag, "seeded": flag, "seeds": (torch.int64,), "anchors": integer,
+        "greedy": flag, "seeded": flag, "skipped": flag,
+        "seeds": (torch.int64,), "anchors": integer,
     }  # fmt: skip
     wanted: dict[str, tuple[tuple[int, ...], tuple[torch.dtype, ...]]]
     wanted = {name: ((requests,), types) for name, types in per_request.items()}

@@ -1,7 +1,8 @@
 """Time sampled acceptance on a CUDA device: `python -m sglang_dspark.benchmarks.accept`.
 
 `accept_sampled` (`ours, token rule`) and `accept_block` (`ours, block rule`) on float32 logits, and
-`accept_listed` where requests have a top-k (`ours on lists`), next to three peers. `AcceptSampling`
+`accept_listed` where requests have cuts (`ours on lists`; without a top-k with one of those two
+behind it, for incomplete lists), next to three peers. `AcceptSampling`
 and `BlockwiseRejection` are SGLang's (sglang/kernels/ops/speculative/dspark/); the former applies
 cuts one after the other and normalises in between, so its distribution is not always ours; the
 latter supports no cuts. `torch.topk` of all rows is the floor of a rule that first selects k
@@ -11,7 +12,7 @@ tokens. Every draft is verified. Rows are those of `timing.timed`, with memory.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib import import_module
 from types import SimpleNamespace
@@ -21,8 +22,8 @@ from torch import Tensor
 
 from sglang_dspark.benchmarks.timing import Call, Candidate, print_rows
 from sglang_dspark.kernels.accept_block import accept_block_triton
-from sglang_dspark.kernels.accept_listed import accept_listed_triton
-from sglang_dspark.kernels.accept_sampled import accept_triton
+from sglang_dspark.kernels.accept_listed import LISTS, accept_listed_triton
+from sglang_dspark.kernels.accept_sampled import Outcome, accept_triton
 from sglang_dspark.kernels.accept_windows import Windows
 
 REQUESTS = (1, 16, 64, 256)
@@ -72,15 +73,13 @@ def candidates(
 
 def _peers_of(cut: Cut, given: Windows) -> dict[str, partial[Call]]:
     """Peers of this kind of cut alone."""
-    if cut.top_k is not None:
-        lists = {
-            f"ours on lists, {rule} rule": partial(_on_lists, given, cut.top_k, rule)
-            for rule in ("token", "block")
-        }
-        return lists | {"torch.topk": partial(topk, given.logits, cut.top_k)}
-    if cut.top_p is None:
+    if cut.top_k is None and cut.top_p is None:
         return {"SGLang BlockwiseRejection": partial(blockwise_rejection, given)}
-    return {}
+    lists = {
+        f"ours on lists, {rule} rule": partial(_on_lists, given, cut.top_k, rule)
+        for rule in ("token", "block")
+    }
+    return lists | {"torch.topk": partial(topk, given.logits, cut.top_k or LISTS[-1])}
 
 
 def windows(requests: int, gamma: int, vocab: int, device: str) -> Windows:
@@ -128,9 +127,19 @@ def _ours(operator: object, given: Windows, arrivals: Tensor) -> Call:
     return lambda: operator(given, arrivals).bonus  # type: ignore[operator]
 
 
-def _on_lists(given: Windows, top_k: int, rule: str) -> Call:
+def _on_lists(given: Windows, top_k: int | None, rule: str) -> Call:
     rows = given.logits.shape[0]
-    return lambda: accept_listed_triton(given, most=top_k, rows=rows, rule=rule).bonus
+    operator = accept_triton if rule == "token" else accept_block_triton
+    arrivals = torch.zeros(len(given.drafts), dtype=torch.int32, device=given.drafts.device)
+
+    def call() -> Tensor:
+        found = accept_listed_triton(given, most=top_k, rows=rows, rule=rule)
+        if top_k is None:
+            rest = replace(given, skipped=found.complete)
+            operator(rest, arrivals, into=Outcome(found.accepted, found.bonus))
+        return found.bonus
+
+    return call
 
 
 def topk(logits: Tensor, k: int) -> Call:

@@ -108,10 +108,27 @@ def with_lists(given: Windows, turn: int) -> Windows:
     return replace(given, top_k=top_k, seeded=None, seeds=None, anchors=None)
 
 
+def with_any_cuts(given: Windows) -> Windows:
+    """The step with its own cuts and seeds, greedy requests as `with_lists` makes them."""
+    if given.greedy is None:
+        return given
+    every = torch.full_like(given.lengths, 1 << 30) if given.top_k is None else given.top_k
+    return replace(
+        given,
+        top_k=every.masked_fill(given.greedy, 1),
+        temperatures=given.temperatures.masked_fill(given.greedy, 0.0),
+    )
+
+
 def bounds(given: Windows) -> tuple[int, int]:
-    """`most` and `rows` of `accept_listed_triton`."""
+    """`most` and `rows` of `accept_listed_triton` for a step of `with_lists`."""
     assert given.top_k is not None
-    return int(given.top_k.max()), int(given.lengths.sum()) + len(given.drafts)
+    return int(given.top_k.max()), rows_of(given)
+
+
+def rows_of(given: Windows) -> int:
+    """Return the number of verified rows, the sum of lengths + 1."""
+    return int(given.lengths.sum()) + len(given.drafts)
 
 
 def on(given: Windows, device: str) -> Windows:

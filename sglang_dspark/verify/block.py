@@ -115,28 +115,6 @@ def walk(
     return accepted, chances[every, accepted]
 
 
-def walk_at_once(
-    draft: Tensor, draft_probs: Tensor, target_probs: Tensor, uniforms: Tensor, limits: Tensor
-) -> tuple[Tensor, Tensor]:
-    """`walk` in few operations, and without looking at any value.
-
-    Forms all S_i together: 24 bytes an entry of draft_probs, for rows that are short.
-    """
-    gamma = draft.shape[1]
-    chances = standing(draft, draft_probs, target_probs)  # [R, gamma + 1]
-    place = torch.arange(1, gamma + 1, device=draft.device)  # i
-    last = place == limits[:, None]  # [R, gamma]
-    rest = chances[:, 1:-1, None] * target_probs[:, 1:gamma].double()  # behind drafts 1..gamma - 1
-    left = (rest - draft_probs[:, 1:].double()).clamp_min_(0.0).sum(2)  # S_i [R, gamma - 1]
-    left = torch.nn.functional.pad(left, (0, 1))
-    refused = torch.where(last, 1.0, left + (1.0 - chances[:, 1:]))
-    left = torch.where(last, chances[:, 1:], left)
-    # 0 / 0: as in `walk`.
-    kept = (place <= limits[:, None]) & ((uniforms * refused < left) | (refused == 0))
-    accepted = torch.where(kept, place, 0).amax(1)  # [R]
-    return accepted, chances.gather(1, accepted[:, None])[:, 0]
-
-
 def _residual(target: Tensor, chance: Tensor, proposal: Tensor) -> Tensor:
     """max(chance * target - proposal, 0) [r, V] float64; target: float64."""
     return (chance[:, None] * target - proposal.double()).clamp_min(0.0)

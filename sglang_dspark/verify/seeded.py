@@ -37,23 +37,15 @@ def waits(seeds: Tensor, positions: Tensor, tokens: Tensor) -> Tensor:
     return -(hashed.double() / _WORD).log().clamp(torch.finfo(torch.float64).min, -LEAST_WAIT)
 
 
-def seeded_choice(
-    probs: Tensor, seeds: Tensor, positions: Tensor, tokens: Tensor | None = None
-) -> Tensor:
+def seeded_choice(probs: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
     """One draw a row: probs [N, n] of any scale, seeds, positions [N] int64 -> [N] int64.
 
-    tokens: [N, n] int64 ascending, what the columns are; None: each its own index. Returns columns.
     Of equal waits the lowest token is taken; a token of probability zero never is.
     """
-    columns = torch.arange(probs.shape[1], device=probs.device)
-    rows = rows_at_once(len(columns))
+    tokens = torch.arange(probs.shape[1], device=probs.device)
+    rows = rows_at_once(len(tokens))
     parts = (slice(at, at + rows) for at in range(0, len(probs), rows))
-    chosen = [
-        _first_arrival(
-            probs[part], seeds[part], positions[part], columns if tokens is None else tokens[part]
-        )
-        for part in parts
-    ]
+    chosen = [_first_arrival(probs[part], seeds[part], positions[part], tokens) for part in parts]
     return torch.cat(chosen)
 
 

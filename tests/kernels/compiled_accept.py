@@ -32,6 +32,7 @@ OPTIONAL = {
     "seeded": "*u8",
     "seeds": "*i64",
     "anchors": "*i64",
+    "skipped": "*u8",
 }
 WRITTEN = {"findings": "*fp64", "arrivals": "*i32", "accepted": "*i64", "bonus": "*i64"}
 SIZES = ("requests", "gamma", "vocab", "row_stride", "draft_stride", "draft_row_stride")
@@ -39,7 +40,7 @@ DRAFT, SEEDS = ("draft_logits", "draft_temperatures"), ("seeded", "seeds", "anch
 WAYS = {
     "uncut, dense": DRAFT,
     "top-k": ("top_k", *DRAFT),
-    "min-p of an argmax": ("min_p",),
+    "min-p of an argmax": ("min_p", "skipped"),
     "all": tuple(OPTIONAL),
     "greedy and seeds": ("greedy", *SEEDS),
 }

@@ -18,7 +18,7 @@ from sglang_dspark.kernels.accept_listed import _scale_kernel as scale
 from sglang_dspark.kernels.accept_sampled import GPU
 from tests.kernels.compiled_accept import DRAFT, OPTIONAL, REQUIRED, SIZES
 
-CUTS = ("top_k", "top_p", "min_p", "greedy")
+CUTS = ("top_k", "top_p", "min_p", "greedy", "seeded")
 ROWS = {"ends": "*i64", "read": "*fp32", "findings": "*fp64"}
 LISTED = {"weights": "*fp32", "tokens": "*i64"}
 CHUNK = dict.fromkeys(("begin", "count", "total"), "i32")
@@ -28,7 +28,7 @@ KERNELS: dict[str, tuple[Any, dict[str, str], dict[str, Any], int]] = {
     "keep": (
         _keep_kernel,
         {"ends": "*i64", "findings": "*fp64", **LISTED}
-        | {"accepted": "*i64", "bonus": "*i64", "total": "i32"},
+        | {"accepted": "*i64", "bonus": "*i64", "complete": "*u8", "total": "i32"},
         {"tier": 0, "whole": True},
         _WARPS,
     ),
@@ -63,7 +63,7 @@ def main() -> None:
             report[f"{target}: {name}"] = compiled(name, target, (*CUTS, *DRAFT), LISTS[0])
         for tier in LISTS[1:] if name != "scale" else ():
             report[f"90: {name} {tier}"] = compiled(name, "90", (*CUTS, *DRAFT), tier)
-        report[f"90: {name}, argmax"] = compiled(name, "90", CUTS, LISTS[0])
+        report[f"90: {name}, argmax, no seeds"] = compiled(name, "90", CUTS[:4], LISTS[0])
     print(json.dumps(report))
 
 

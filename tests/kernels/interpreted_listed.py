@@ -1,6 +1,6 @@
 """Runs the accept kernels on lists in Triton's interpreter, in a process of its own as
-`interpreted_accept`. Prints JSON: parity with the pure rules, ties, p-values of whole strings,
-bytes allocated.
+`interpreted_accept`. Prints JSON: parity with the pure rules, alone and with the operators on whole
+rows where lists are incomplete, ties, p-values of whole strings, bytes allocated.
 """
 
 from __future__ import annotations
@@ -15,10 +15,18 @@ from dataclasses import replace
 
 import torch
 
-from sglang_dspark.benchmarks.accept_shapes import bounds, step, steps, with_lists
+from sglang_dspark.benchmarks.accept_shapes import (
+    bounds,
+    rows_of,
+    step,
+    steps,
+    with_any_cuts,
+    with_lists,
+)
 from sglang_dspark.kernels import accept_listed
+from sglang_dspark.kernels.accept_block import accept_block_triton
 from sglang_dspark.kernels.accept_listed import accept_listed_triton
-from sglang_dspark.kernels.accept_sampled import Outcome, Tiling
+from sglang_dspark.kernels.accept_sampled import Outcome, Tiling, accept_triton
 from sglang_dspark.kernels.accept_windows import Windows
 from sglang_dspark.verify.block import accept_block
 from sglang_dspark.verify.rejection import accept_sampled
@@ -28,7 +36,10 @@ from tests.kernels.interpreter import patch_language_once
 TILINGS = (Tiling(16, 256), Tiling(16, 64), Tiling(4, 64), Tiling(1, 256))
 LARGE = ((1, 17, 7), (2, 5, 3), (5, 101, 6), (7, 65, 12), (10, 33, 13), (8, 40, 31))
 RULES = {"block": accept_block, "token": accept_sampled}
+WHOLE_ROWS = {"block": accept_block_triton, "token": accept_triton}
+SHORT = ((4,), (16,), (64,))  # lengths of lists, shorter than most vocabularies
 CUT = {"top_k": torch.tensor(4), "top_p": torch.tensor(0.9), "min_p": torch.tensor(0.02)}
+LOOSE = {"top_p": torch.tensor(0.9), "min_p": torch.tensor(0.02)}
 
 
 def cases(count: int) -> Iterator[tuple[str, Windows, Tiling]]:
@@ -63,6 +74,46 @@ def parity(count: int) -> dict[str, object]:
         report["apart"] += int((other.accepted != expected.accepted).sum())
         report["tied"] += len(near) * int(bool((given.logits == given.logits.round()).any()))
     return {**report, "wrong": wrong}
+
+
+def together(
+    given: Windows, rule: str, how: Tiling, lists_of: tuple[int, ...], spare: int = 0
+) -> tuple[Outcome, int]:
+    """Outcomes by lists, and of requests with an incomplete one by whole rows; how many those
+    are. What is to be overwritten is -1 before."""
+    listed = accept_listed_triton(
+        given, most=None, rows=rows_of(given) + spare, rule=rule, how=how, lists_of=lists_of
+    )
+    rest = ~listed.complete
+    into = Outcome(*(each.masked_fill(rest, -1) for each in listed[:2]))
+    found = WHOLE_ROWS[rule](replace(given, skipped=listed.complete), None, how, into)
+    return found, int(rest.sum())
+
+
+def incomplete(count: int) -> dict[str, object]:
+    """Odd steps with any cuts, or none, and seeds, on lists that are too short for some."""
+    report = dict.fromkeys(("requests", "incomplete", "complete", "seeded", "undecided"), 0)
+    wrong = []
+    for i, drawn in enumerate(steps(count, 5)):
+        given, (rule, pure) = with_any_cuts(drawn), list(RULES.items())[i // 2 % 2]
+        found, rest = together(given, rule, TILINGS[i % 4], SHORT[i % 3], spare=i % 3)
+        expected = reference(given, pure)
+        near = undecided(given, expected, pure)
+        same = (found.accepted == expected.accepted) & (found.bonus == expected.bonus)
+        wrong += [f"step {i}, request {r}" for r in (~same & ~near).nonzero()[:, 0].tolist()]
+        report["requests"] += len(near)
+        report["incomplete"] += rest
+        report["complete"] += len(near) - rest
+        report["seeded"] += 0 if given.seeded is None else int(given.seeded.sum())
+        report["undecided"] += int(near.sum())
+    return {**report, "wrong": wrong}
+
+
+def by_both(given: Windows, how: Tiling) -> Outcome:
+    """As `accept_block_triton` is called; a third of the strings need whole rows."""
+    found, rest = together(given, "block", how, (4,))
+    assert 0.1 < rest / len(given.drafts) < 0.9, rest
+    return found
 
 
 def equals() -> list[str]:
@@ -113,7 +164,11 @@ def main() -> None:
     answer(
         {
             "parity": parity,
-            "strings": lambda: {"cut": p_value(CUT, 3, by_block)},
+            "incomplete": incomplete,
+            "strings": lambda: {
+                "cut": p_value(CUT, 3, by_block),
+                "loose": p_value(LOOSE, 4, by_both),
+            },
             "known": lambda: {"wrong": equals(), "bytes": sizes()},
         }
     )

@@ -39,16 +39,26 @@ def test_interpreted_kernels_emit_the_tokens_of_the_pure_rules(count: int) -> No
     assert min(report["kept"], report["rejected"], report["tied"]) > 500
 
 
+@pytest.mark.parametrize("count", [60, pytest.param(MANY, marks=pytest.mark.slow)])
+def test_incomplete_lists_are_judged_on_whole_rows(count: int) -> None:
+    """Any cut or none, seeds, greedy requests: every request has one outcome, and the right one."""
+    report = asked("incomplete", str(count))
+    assert report["wrong"] == []
+    assert report["undecided"] < report["requests"] / 50
+    assert min(report["incomplete"], report["complete"], report["seeded"]) > count / 2
+
+
 def test_equal_tokens_and_bytes() -> None:
     report = asked("known")
     assert report["wrong"] == []
     for vocab, found in report["bytes"].items():
         # Of 32 rows 12 bytes a listed token and 64; a chunk of one row; lengths, ends, outcomes.
-        assert found == 32 * (12 * LISTS[0] + 64) + 4 * int(vocab) + 140
+        assert found == 32 * (12 * LISTS[0] + 64) + 4 * int(vocab) + 144
 
 
 def test_strings_follow_plain_decodings_distribution() -> None:
-    assert asked("strings")["cut"] > ALARM
+    report = asked("strings")
+    assert min(report["cut"], report["loose"]) > ALARM
 
 
 def test_kernels_compile_for_ampere_hopper_and_blackwell_without_one() -> None:
@@ -75,17 +85,7 @@ def test_compiled_kernels_emit_the_tokens_of_the_pure_rules() -> None:
 @pytest.mark.parametrize(
     ("changed", "options", "message"),
     [
-        ({"top_k": None}, {}, "need a top_k of each request"),
-        (
-            {
-                "seeded": torch.ones(3).bool(),
-                "seeds": torch.ones(3).long(),
-                "anchors": torch.ones(3).long(),
-            },
-            {},
-            "and no seeds",
-        ),
-        ({}, {"most": 2048}, "most must be 1 to 2047, found 2048"),
+        ({"skipped": torch.ones(3).bool()}, {}, "leave skipped out"),
         ({}, {"rule": "chain"}, "found 'chain'"),
         ({"logits": torch.zeros(8, 5)}, {}, r"logits must be \[9, 5\]"),
     ],

@@ -266,7 +266,6 @@ def _launches_of_operators() -> list[str]:
     from sglang_dspark.backends.cuda import (
         accept,
         accept_in_graph,
-        accept_top_k,
         commit,
         device,
         draft,
@@ -279,7 +278,7 @@ def _launches_of_operators() -> list[str]:
         (device, "admit_triton"),
         (accept, "accept_triton"),
         (accept, "accept_block_triton"),
-        (accept_top_k, "accept_listed_triton"),
+        (accept, "accept_listed_triton"),
         (accept_in_graph, "accept_greedy_triton"),
         (commit, "pack_triton"),
         (commit, "write_triton"),

@@ -59,8 +59,9 @@ serves. Reasons found only after the models are loaded are logged the same way.
 
 A batch uses the first line that covers all its sampled requests; greedy requests do not matter.
 Every line samples from plain decoding's distribution. If equal probabilities are at a cut, our
-rules keep the lowest token ids and FlashInfer keeps all. Temperature alone, and top-k 20 with top-p
-0.95 in torch, have been served on a GPU; the other lines, and our launches for lists, have not.
+rules keep the lowest token ids and FlashInfer keeps all. Temperature alone has been served on a
+GPU; the other lines have not, nor have our launches for lists (top-k 20 with top-p 0.95 was served
+there by an earlier rule in torch).
 
 | a scheduled request with | result |
 |---|---|
@@ -68,8 +69,8 @@ rules keep the lowest token ids and FlashInfer keeps all. Temperature alone, and
 RULES = {
     "top-k of at most 1,024 in every sampled request of the batch, with or without top-p, min-p "
     "and seeds": (
-        "`torch.topk` on the verified rows, then our accept rule on lists of the kept tokens, by "
-        "block or token by token (`verify.rule`); with and without drafts"
+        "our Triton rule on lists of `torch.topk`, by block or token by token (`verify.rule`); "
+        "with and without drafts. Requests with a seed: on whole rows"
     ),
     "temperature alone": (
         "SGLang's block-wise rejection, token by token; our block rule with `verify: {rule: "
@@ -80,7 +81,8 @@ RULES = {
         "decoding's sampler"
     ),
     "min-p, a seed, or top-k and top-p in one batch, where a top-k is missing or above 1,024": (
-        "our Triton rule, by block or token by token (`verify.rule`)"
+        "our Triton rule on lists of the 2,048 likeliest tokens; on whole rows for requests whose "
+        "kept tokens are more than that in some row, or that have no cut or a seed"
     ),
     "temperature 0": "SGLang's rule inside the graph; outside it if the batch samples too",
     "`frequency_penalty`, `presence_penalty`, `repetition_penalty`, `min_new_tokens`": (
@@ -118,7 +120,7 @@ neither.
 
 | what | size |
 |---|---|
-| lists of kept tokens (top-k) | 200 MiB and 64 bytes for each of R (gamma + 1) (k + 1) entries |
+| lists of kept tokens | 200 MiB; a verified row 64 bytes and 12 for each of at most 2,048 tokens |
 | penalties: counts of output tokens | 4 bytes times the vocabulary for each request, allocated \
 at the start for all slots up to 256 MiB (29 MB for 48 requests of 151,936 tokens) |
 | penalties: temporaries | at most 151 MB, for any number of requests with penalties |

@@ -67,7 +67,7 @@ What these figures say:
   9169918, SGLang's kernel) to 0.9.
 - With top-k and top-p a client sees steps that are 7 ms longer than greedy ones at 8 users and 5
   at 32: acceptance on lists of the kept tokens was 290 calls of torch, each of some 17 us of the
-  host. It is some twenty calls now, which have not run on a GPU ([which](gpu.md)). Temperature
+  host. It is some fifteen calls now, which have not run on a GPU ([which](gpu.md)). Temperature
   alone cost 4 ms at 8 users and nothing at 32; the uneven host is the likelier reason.
 - Drafts, acceptance and the cache are right: a second target of Qwen3-0.6B's shape, whose layers
   matter, gave {equal} of {requests} greedy answers as plain decoding gave them, and the others
@@ -105,7 +105,7 @@ as its programs wait for each other between positions |
 | `accept_greedy.py` | in a greedy pass's graph: the target's choices, kept drafts, lengths |
 | `accept_sampled.py` | the same for sampled requests, with cuts and seeds, token by token |
 | `accept_block.py` | the same by block, in two launches |
-| `accept_listed.py` | both where requests have a top-k, on lists of `torch.topk`, in three \
+| `accept_listed.py` | both where requests have cuts, on lists of `torch.topk`, in three \
 launches; newer than these runs |
 | `pass_rows.py` | the rows of a ragged pass and the windows of its graph's slots |
 | `commit_rows.py` | packs the rows of emitted tokens before their projection |

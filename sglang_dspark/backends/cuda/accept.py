@@ -1,37 +1,50 @@
-"""Accept drafts on an accelerator: by a Triton operator on a GPU, else by torch (step/accept.py).
+"""Accept drafts on an accelerator: by Triton operators on a GPU, else by torch (step/accept.py).
 
 Both judge by block or token by token, as configured (`verify.rule`), read the same uniforms and
-emit the same tokens. The operators store no probabilities of the whole vocabulary: at 256 requests
-of 8 rows and 152k tokens torch makes several tensors of 1.2 GB.
+emit the same tokens. Requests with cuts are judged on lists of the likeliest tokens, and by the
+operator on whole rows where a list is incomplete; nothing is read back to choose. The operators
+store no probabilities of the whole vocabulary: at 256 requests of 8 rows and 152k tokens torch
+makes several tensors of 1.2 GB.
 """
 
 from __future__ import annotations
 
 import logging
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from sglang_dspark.kernels.accept_block import accept_block_triton
-from sglang_dspark.kernels.accept_sampled import accept_triton
+from sglang_dspark.kernels.accept_listed import accept_listed_triton
+from sglang_dspark.kernels.accept_sampled import Outcome, accept_triton
 from sglang_dspark.kernels.accept_windows import Windows, why_not
 from sglang_dspark.kernels.platform import runs_on
 from sglang_dspark.serving.config import current_config
 from sglang_dspark.step.accept import accept, uniforms
+from sglang_dspark.step.rules import Cuts
 from sglang_dspark.step.seeds import Seeds
 from sglang_dspark.verify.acceptance import Acceptance
 
 logger = logging.getLogger(__name__)
-_ROOM = 256  # requests that the first counters are for
+_ROOM = 256  # requests that the first buffers are for
+
+
+class _Buffers(NamedTuple):
+    """Zeros for each request. arrivals: int32, counters of the operators' programs. flags: bool,
+    and values: int64, in place of seeds that no request has."""
+
+    arrivals: Tensor
+    flags: Tensor
+    values: Tensor
 
 
 class StepAccept:
     """Chooses the way of each step; says once why a GPU does it in torch."""
 
     def __init__(self) -> None:
-        self._arrivals: Tensor | None = None
+        self._buffers: _Buffers | None = None
         self._logged = False
         self._rule = current_config().verify.rule
 
@@ -44,25 +57,47 @@ class StepAccept:
         sampling_info: Any,
         anchors: Tensor,
         seeds: Seeds | None,
+        *,
+        cuts: Cuts,
+        rows: int,
     ) -> Acceptance:
-        """Accept the drafts of a sampled step; arguments of `step.accept.accept`."""
+        """Accept the drafts of a sampled step.
+
+        Arguments as of `step.accept.accept`. cuts: of its sampled requests. rows: no fewer than the
+        rows verified, the sum of lens.
+        """
         if runs_on(logits.device):
-            given = windows(ids, lens, logits, draft_block, sampling_info, anchors, seeds)
+            given = windows(ids, lens, logits, draft_block, sampling_info, cut=cuts.kinds > 0)
             reason = why_not(given)
             if reason is None:
-                operator = accept_triton if self._rule == "token" else accept_block_triton
-                return Acceptance(*operator(given, self._counters(len(ids), ids.device)))
+                return Acceptance(*self._by_operators(given, anchors, seeds, cuts, rows))
             if not self._logged:
                 logger.warning("sampled drafts are accepted in torch: %s", reason)
                 self._logged = True
         return accept(ids, lens, logits, draft_block, sampling_info, anchors, seeds)
 
-    def _counters(self, requests: int, device: torch.device) -> Tensor:
-        """Of the operator's programs, made anew for a larger batch than any before."""
-        if self._arrivals is None or len(self._arrivals) < requests:
+    def _by_operators(
+        self, given: Windows, anchors: Tensor, seeds: Seeds | None, cuts: Cuts, rows: int
+    ) -> Outcome:
+        requests, outcome = len(given.drafts), None
+        buffers = self._zeros(requests, given.drafts.device)
+        given = replace(given, **seeded(buffers, requests, anchors, seeds))
+        if cuts.kinds and (seeds is None or len(seeds.rows) < requests):
+            found = accept_listed_triton(given, most=cuts.most, rows=rows, rule=self._rule)
+            outcome = Outcome(found.accepted, found.bonus)
+            if cuts.listed is not None and seeds is None:
+                return outcome  # every list is longer than the largest top-k, so all are complete
+            given = replace(given, skipped=found.complete)
+        operator = accept_triton if self._rule == "token" else accept_block_triton
+        return operator(given, buffers.arrivals, into=outcome)
+
+    def _zeros(self, requests: int, device: torch.device) -> _Buffers:
+        """Return the buffers, made anew for a larger batch than any before."""
+        if self._buffers is None or len(self._buffers.arrivals) < requests:
             room = max(2 * requests, _ROOM)
-            self._arrivals = torch.zeros(room, dtype=torch.int32, device=device)
-        return self._arrivals
+            types = (torch.int32, torch.bool, torch.int64)
+            self._buffers = _Buffers(*(torch.zeros(room, dtype=t, device=device) for t in types))
+        return self._buffers
 
 
 def windows(
@@ -71,22 +106,15 @@ def windows(
     logits: Tensor,
     draft_block: Any,
     sampling_info: Any,
-    anchors: Tensor,
-    seeds: Seeds | None,
+    *,
+    cut: bool,
 ) -> Windows:
-    """The operators' arguments, of those of `step.accept.accept`."""
-    given = unseeded_windows(ids, lens, logits, draft_block, sampling_info)
-    return replace(given, **_seeded(len(ids), anchors, seeds))
+    """Return the operators' arguments but seeds, of those of `step.accept.accept`.
 
-
-def unseeded_windows(
-    ids: Tensor, lens: Tensor, logits: Tensor, draft_block: Any, sampling_info: Any
-) -> Windows:
-    """The arguments of `accept_listed_triton`, of those of `step.accept.accept`."""
+    cut: whether a sampled request has a cut; SGLang's own flags count greedy requests too."""
     requests, width = ids.shape
     info, dense = sampling_info, not draft_block.greedy_draft
     mask = draft_block.greedy_mask
-    cut = info.need_top_k_sampling or info.need_top_p_sampling or info.need_min_p_sampling
     # Every pattern of None compiles a kernel of its own: settings that no request uses are
     # given too, where they cost a load. Cuts cost a pass over the row.
     return Windows(
@@ -107,11 +135,16 @@ def unseeded_windows(
     )
 
 
-def _seeded(requests: int, anchors: Tensor, seeds: Seeds | None) -> dict[str, Tensor]:
-    """By request, what `seeds` has of some."""
-    values = torch.zeros(requests, dtype=torch.int64, device=anchors.device)
-    named = torch.zeros_like(values, dtype=torch.bool)
-    if seeds is not None:
-        named = named.index_fill(0, seeds.rows, True)
-        values = values.index_copy(0, seeds.rows, seeds.values)
-    return {"seeded": named, "seeds": values, "anchors": anchors.long()}
+def seeded(
+    buffers: _Buffers, requests: int, anchors: Tensor, seeds: Seeds | None
+) -> dict[str, Tensor]:
+    """Return by request what `seeds` has of some; the same fields without seeds, as every pattern
+    of None compiles a kernel of its own."""
+    flags, values = buffers.flags[:requests], buffers.values[:requests]
+    if seeds is None:
+        return {"seeded": flags, "seeds": values, "anchors": values}
+    return {
+        "seeded": flags.index_fill(0, seeds.rows, True),
+        "seeds": values.index_copy(0, seeds.rows, seeds.values),
+        "anchors": anchors.long(),
+    }

@@ -14,14 +14,12 @@ from torch import Tensor
 
 from sglang_dspark.backends.cuda.accept import StepAccept
 from sglang_dspark.backends.cuda.accept_plain import plain_tokens, samples_as_plain
-from sglang_dspark.backends.cuda.accept_top_k import accept_top_k
 from sglang_dspark.backends.cuda.commit import StepCommit
 from sglang_dspark.backends.cuda.compact_pass import compact_pass
 from sglang_dspark.drafter.draft_confidence import draft_confidence
 from sglang_dspark.kernels.admission import admit_torch, admit_triton, terms_of
 from sglang_dspark.kernels.platform import runs_on
 from sglang_dspark.serving import mode, upstream
-from sglang_dspark.serving.config import current_config
 from sglang_dspark.step.engine_protocol import Engine, Step
 from sglang_dspark.step.rules import Cuts
 from sglang_dspark.step.seeds import Seeds, seeded_draft
@@ -75,7 +73,6 @@ class GraphDevice:
             has_head=worker.draft_model.confidence_head is not None
         )
         self._by_our_rule = StepAccept()
-        self._rule = current_config().verify.rule
         self.committer = StepCommit()
 
     def plain_step(self, batch: Any, publish: Callable[..., None] | None) -> Any | None:
@@ -166,19 +163,19 @@ class GraphDevice:
         """`AcceptOuts`, by the fastest way that has plain decoding's distribution.
 
         Greedy: SGLang's, in the graph where one accepted. Each request with a top-k of at most
-        1,024: lists of tokens. Without drafts: plain decoding's sampler, or our rule. With drafts:
-        SGLang's rule where it is lossless, else ours.
+        1,024: our rule, on lists of tokens. Without drafts: plain decoding's sampler, or our rule.
+        With drafts: SGLang's rule where it is lossless, else ours.
         """
-        batch, rules = asked.batch, asked.rules
+        info, rules = asked.batch.sampling_info, asked.rules
         if rules.cuts is None:
-            return self._by_upstream(asked, verified, batch.sampling_info)
-        if rules.cuts.listed is not None:
-            return self._finalized(asked, self._listed(asked, verified, rules.cuts.listed))
-        if not asked.drafted and samples_as_plain(batch.sampling_info, rules):
-            return self._finalized(asked, self._plain(asked, verified))
-        if rules.own_rule or not asked.drafted:
-            return self._finalized(asked, self._by_our_rule(*self._windows(asked, verified)))
-        return self._by_upstream(asked, verified, sampled_alone(batch.sampling_info, rules.cuts))
+            return self._by_upstream(asked, verified, info)
+        if rules.cuts.listed is None:
+            if not asked.drafted and samples_as_plain(info, rules):
+                return self._finalized(asked, self._plain(asked, verified))
+            if asked.drafted and not rules.own_rule:
+                return self._by_upstream(asked, verified, sampled_alone(info, rules.cuts))
+        step, rows = self._windows(asked, verified), asked.layout.graph_num_tokens
+        return self._finalized(asked, self._by_our_rule(*step, cuts=rules.cuts, rows=rows))
 
     def _by_upstream(self, asked: VerifyInput, verified: VerifyOutput, sampling_info: Any) -> Any:
         return self._executor.accept_and_finalize(
@@ -192,14 +189,6 @@ class GraphDevice:
             layout=asked.layout,
             prefix_lens=asked.batch.seq_lens,
             draft_tokens=asked.proposal.draft_block.draft_tokens,
-        )
-
-    def _listed(self, asked: VerifyInput, verified: VerifyOutput, most: int) -> Acceptance:
-        return accept_top_k(
-            *self._windows(asked, verified),
-            most=most,
-            rows=asked.layout.graph_num_tokens,
-            rule=self._rule,
         )
 
     def _plain(self, asked: VerifyInput, verified: VerifyOutput) -> Acceptance:

@@ -9,7 +9,9 @@ import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 os.environ["TRITON_INTERPRET"] = "1"
 
@@ -22,6 +24,7 @@ import torch
 from sglang_dspark.backends.cuda import accept as cuda_accept
 from sglang_dspark.serving.config import CONFIG_VARIABLE
 from sglang_dspark.step.accept import accept, sampled_rule
+from sglang_dspark.step.rules import cuts_of
 from sglang_dspark.step.seeds import Seeds
 from tests.backends.cpu.draft_world import ALL, settings
 from tests.kernels.interpreter import patch_language_once
@@ -29,6 +32,8 @@ from tests.step.test_step_accept import GAMMA, batch, needing, spread
 
 REQUESTS = 16
 OPERATORS = {"block": "accept_block_triton", "token": "accept_triton"}
+LISTED = "accept_listed_triton"
+LISTS = (4, 8)  # shorter than the vocabulary, so that some are incomplete
 
 
 def steps() -> dict[str, tuple[Any, ...]]:
@@ -62,17 +67,30 @@ def configured(rule: str) -> Iterator[None]:
             yield
 
 
+def how(step: tuple[Any, ...]) -> dict[str, Any]:
+    """The options of `StepAccept` for a step."""
+    lens, info = step[1], step[4]
+    kinds = zip(
+        info.temperatures.flatten().tolist(), info.top_ks.tolist(), info.top_ps.tolist(),
+        info.min_ps.tolist(), strict=True,
+    )  # fmt: skip
+    names = ("temperature", "top_k", "top_p", "min_p")
+    cuts = cuts_of(SimpleNamespace(**dict(zip(names, each, strict=True))) for each in kinds)
+    return {"cuts": cuts, "rows": int(lens.sum()) + 1}
+
+
 def compared(rule: str) -> dict[str, Any]:
     """Differences by step, and how often which operator and torch were asked."""
     different = {}
     with configured(rule), mock.patch.object(cuda_accept, "accept", wraps=accept) as in_torch:
         ours = cuda_accept.StepAccept()
         spied = {name: getattr(cuda_accept, name) for name in OPERATORS.values()}
+        spied[LISTED] = partial(cuda_accept.accept_listed_triton, lists_of=LISTS)
         spies = {name: mock.Mock(wraps=each) for name, each in spied.items()}
         with mock.patch.multiple(cuda_accept, **spies):
             for name, step in steps().items():
                 torch.manual_seed(9)
-                found = ours(*step)
+                found = ours(*step, **how(step))
                 torch.manual_seed(9)
                 expected = accept(*step)
                 same = torch.equal(found.accepted, expected.accepted)
@@ -90,7 +108,8 @@ def refused() -> dict[str, Any]:
         mock.patch.object(cuda_accept.logger, "warning") as warning,
     ):
         for _ in range(2):
-            ours(window, lens, logits.double(), *rest)
+            step = (window, lens, logits.double(), *rest)
+            ours(*step, **how(step))
     told = [call.args[0] % call.args[1:] for call in warning.call_args_list]
     return {"torch": in_torch.call_count, "told": told}
 

@@ -29,7 +29,7 @@ from sglang_dspark.step.verify import VerifyInput, VerifyOutput
 from sglang_dspark.verify.acceptance import Acceptance
 
 GAMMA, V = 3, 2080  # more than the longest list
-REQUESTS_AT = 19  # place of `requests` among the arguments of `_accept_kernel`
+REQUESTS_AT = 20  # place of `requests` among the arguments of `_accept_kernel`
 KERNELS = (
     (accept_sampled, "_accept_kernel"),
     (accept_block, "_judge_kernel"),
@@ -126,7 +126,7 @@ def variants(rule: str) -> dict[str, Any]:
     """Launched by the warm-up, and by 400 served steps."""
     shape = accept_warm_up.Shape(GAMMA, torch.zeros(1, V), block())
     chosen = device()
-    chosen._rule = chosen._by_our_rule._rule = rule  # type: ignore[assignment]
+    chosen._by_our_rule._rule = rule  # type: ignore[assignment]
     found: dict[str, set[str]] = {"warmed": set(), "served": set()}
     rng = np.random.default_rng(0)
     ours = 0

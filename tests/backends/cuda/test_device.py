@@ -33,7 +33,6 @@ from sglang_dspark.backends.cuda.device import GraphDevice, to_host
 from sglang_dspark.schedule.budget import Budget
 from sglang_dspark.schedule.guard import Mode
 from sglang_dspark.schedule.plan import Plan
-from sglang_dspark.serving.config import current_config
 from sglang_dspark.step.engine import confidence_by
 from sglang_dspark.step.engine_protocol import Step
 from sglang_dspark.step.rules import Cuts, Rules
@@ -82,8 +81,8 @@ MIN_P = Cuts(min_p=True)
     [
         (None, False, True, "upstream"),
         (None, False, False, "upstream"),
-        (LISTED, True, True, "_listed"),
-        (LISTED, True, False, "_listed"),
+        (LISTED, True, True, "_by_our_rule"),
+        (LISTED, True, False, "_by_our_rule"),
         (UNCUT, False, True, "upstream"),
         (UNCUT, True, True, "_by_our_rule"),
         (UNCUT, False, False, "_plain"),
@@ -104,9 +103,10 @@ def test_a_step_is_accepted_by_the_fastest_lossless_way(
 ) -> None:
     monkeypatch.setattr(runtime_context, "get_exec", lambda: backend("flashinfer"))
     asked = pass_of(Rules(cuts=cuts, own_rule=own_rule), drafted=drafted)
+    asked = replace(asked, layout=layout_of(indptr_of([0, 2]), 8))
     chosen, infos = device(), []
-    for name in ("_listed", "_by_our_rule", "_plain"):
-        monkeypatch.setattr(chosen, name, lambda *_, _name=name: _name)
+    for name in ("_by_our_rule", "_plain"):
+        monkeypatch.setattr(chosen, name, lambda *_, _name=name, **__: _name)
     monkeypatch.setattr(chosen, "_windows", lambda *_: ())
     monkeypatch.setattr(chosen, "_finalized", lambda asked, outcome: outcome)
     chosen._executor.accept_and_finalize = lambda **given: (
@@ -390,18 +390,16 @@ def test_upstreams_rule_is_given_the_whole_step() -> None:
     }
 
 
-def test_lists_of_tokens_are_judged_by_the_configured_rule(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_our_rule_is_given_the_step_its_cuts_and_its_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
     outcome = Acceptance(torch.zeros(2), torch.zeros(2))
 
-    def listed(*step: Any, **options: Any) -> Acceptance:
+    def ours(*step: Any, **options: Any) -> Acceptance:
         given.append((step, options))
         return outcome
 
     chosen = device()
-    monkeypatch.setattr(cuda_device, "accept_top_k", listed)
+    monkeypatch.setattr(chosen, "_by_our_rule", ours)
     monkeypatch.setattr(chosen, "_finalized", lambda asked, outcome: outcome)
     asked = replace(
         pass_of(Rules(cuts=LISTED), drafted=True), layout=layout_of(indptr_of([0, 2]), 8)
@@ -409,7 +407,7 @@ def test_lists_of_tokens_are_judged_by_the_configured_rule(
     outputs = SimpleNamespace(next_token_logits=object())
     assert chosen.accept(asked, VerifyOutput(outputs, None)) is outcome
     ((step, options),) = given
-    assert options == {"most": 20, "rows": 8, "rule": current_config().verify.rule}
+    assert options == {"cuts": LISTED, "rows": 8}
     assert step[0] is asked.ids
     assert step[1].tolist() == [1, 3]
     assert step[2] is outputs.next_token_logits

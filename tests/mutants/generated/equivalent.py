@@ -70,9 +70,6 @@ EQUIVALENT: dict[str, str] = {
     "zip(own, names, strict=True) -> zip(own, names) #1": (
         "both have one entry a name: their lengths never differ"
     ),
-    "sglang_dspark/verify/candidates.py::top_candidates: sign: -1 -> (1) #1": (
-        "of [N, V] dimension -1 is dimension 1"
-    ),
     "sglang_dspark/schedule/cost_model.py::CostModel._refresh: constant: 1 -> 2 #1": (
         "a longer curve: nothing reads beyond the tokens of the largest batch"
     ),
@@ -106,10 +103,6 @@ EQUIVALENT: dict[str, str] = {
     ),
     "sglang_dspark/backends/cuda/accept.py::<module>: constant: 256 -> 257 #1": (
         "room for one more counter, which no program reads"
-    ),
-    "sglang_dspark/backends/cuda/accept_top_k.py::_windows: arithmetic: len(flat) - "
-    "requests -> (len(flat) + requests) #1": (
-        "a larger bound on the drafts: rows after the last one are computed and never read"
     ),
     "sglang_dspark/families/learning/losses.py::position_weights: argument: "
     "torch.arange(gamma, dtype=torch.float32) -> torch.arange(gamma) #1": (

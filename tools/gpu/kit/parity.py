@@ -33,7 +33,14 @@ from sglang_dspark.benchmarks import (
     markov_shapes,
     window_shapes,
 )
-from sglang_dspark.benchmarks.accept_shapes import bounds, on, steps, with_lists
+from sglang_dspark.benchmarks.accept_shapes import (
+    bounds,
+    on,
+    rows_of,
+    steps,
+    with_any_cuts,
+    with_lists,
+)
 from sglang_dspark.benchmarks.experts import correctness
 from sglang_dspark.benchmarks.grouped_shapes import KINDS, grouped_operands, grouped_shapes
 from sglang_dspark.benchmarks.shapes import batches
@@ -43,7 +50,7 @@ from sglang_dspark.kernels.accept_greedy import (
     accept_greedy_triton,
     room_for,
 )
-from sglang_dspark.kernels.accept_listed import accept_listed_triton
+from sglang_dspark.kernels.accept_listed import LISTS, accept_listed_triton
 from sglang_dspark.kernels.accept_sampled import Outcome, Tiling, accept_triton
 from sglang_dspark.kernels.accept_windows import Windows
 from sglang_dspark.kernels.admission import admit_torch, admit_triton
@@ -74,6 +81,7 @@ SAMPLED: dict[str, tuple[Any, Any]] = {
     "accept": (accept_triton, accept_sampled),
     "accept_block": (accept_block_triton, accept_block),
 }
+WHOLE_ROWS: dict[str, Any] = {"block": accept_block_triton, "token": accept_triton}
 RULES: tuple[tuple[str, Any], ...] = (("block", accept_block), ("token", accept_sampled))
 # Interpreted, a program is slow, and has many requests.
 TILING = {"cuda": Tiling(), "cpu": Tiling(16, 256)}
@@ -189,13 +197,21 @@ def accepted(name: str, device: str, share: tuple[int, int]) -> dict[str, Any]:
 
 
 def on_lists(device: str, share: tuple[int, int]) -> dict[str, Any]:
-    """As `accepted`, with a top-k of each request, by both rules in turn."""
+    """As `accepted`, with a top-k of each request, or with any cut or none and seeds, where lists
+    are too short for some and whole rows follow; by both rules in turn."""
     requests, near, wrong = 0, 0, []
     for number, drawn in shared(steps(STEPS[device], 0), share):
-        given, (rule, pure) = with_lists(drawn, number), RULES[number // 4 % 2]
-        most, rows = bounds(given)
-        there, how = on(given, device), TILING[device]
-        found = accept_listed_triton(there, most=most, rows=rows, rule=rule, how=how)
+        (rule, pure), how = RULES[number // 4 % 2], TILING[device]
+        odd = number % 2 == 1
+        given = with_any_cuts(drawn) if odd else with_lists(drawn, number)
+        there, rows = on(given, device), rows_of(given)
+        most, lists = (None, LISTS[:1]) if odd else (bounds(given)[0], LISTS)
+        listed = accept_listed_triton(
+            there, most=most, rows=rows, rule=rule, how=how, lists_of=lists
+        )
+        found = Outcome(listed.accepted, listed.bonus)
+        if odd:
+            WHOLE_ROWS[rule](replace(there, skipped=listed.complete), None, how, found)
         apart, undecided_here = off(given, found, pure)
         wrong += [f"step {number}, request {r}" for r in apart]
         requests, near = requests + len(given.drafts), near + undecided_here
