@@ -89,6 +89,20 @@ def test_greedy_answers_beside_requests_with_top_k(plain: Served, interpreted: R
     assert LISTED in launched(interpreted.passes()[before:])
 
 
+def test_seeded_answers_beside_requests_on_lists(plain: Served, interpreted: Rehearsed) -> None:
+    """The vocabulary is shorter than a list: whole rows judge the requests with a seed alone."""
+    rules = {"temperature": 0.9, "min_p": 0.02}
+    before = len(interpreted.passes())
+    usual = {"max_new_tokens": TOKENS, "ignore_eos": True, **rules}
+    kinds = [{"sampling_seed": 70 + i} if i % 2 else {} for i in range(len(PROMPTS))]
+    body = {"input_ids": PROMPTS, "sampling_params": [{**usual, **each} for each in kinds]}
+    got = tokens(interpreted.server.request("POST", "/generate", json=body).json())
+    assert got[1::2] == tokens(answers(plain, **rules))[1::2]
+    assert [len(each) for each in got] == [TOKENS] * 4
+    passes = interpreted.passes()[before:]
+    assert any({LISTED, SAMPLED} <= set(each["operators"]) for each in passes)
+
+
 def test_the_drafts_context_is_what_a_prefill_would_have_written(interpreted: Rehearsed) -> None:
     """Keys and values of an answer's tokens, by our launch and by SGLang's calls."""
     server, prompt, length = interpreted.server, PROMPTS[3], 24
