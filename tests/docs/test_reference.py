@@ -95,6 +95,7 @@ def test_a_gpu_run_in_graphs_is_a_table_of_the_page(
     after = gpu_results.in_graphs()
     assert after.endswith(before)
     assert "on an NVIDIA H100, float32 logits" in after
-    assert "| sampled acceptance, without cuts | 16 | ours | 61 | 100 |" in after
-    assert "| sampled acceptance, without cuts | 16 | SGLang | none: ValueError: no |  |" in after
-    assert "| commit, whole | 1 | ours | 9 |  |" in after
+    assert "| operator | implementation | 1 request | 16 requests |" in after
+    assert "| sampled acceptance, without cuts | ours |  | 61 (100) |" in after
+    assert "| sampled acceptance, without cuts | SGLang |  | none |" in after
+    assert "| commit, whole | ours | 9 |  |\n\nnone: ValueError: no\n" in after

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 _SHOWN = (1, 16, 64, 256)  # requests
+_NAMED = "vocabulary 151,936, gamma 7"
 _NAMES = {
     "markov": "sequential head",
     "accept_greedy": "greedy acceptance",
@@ -126,10 +127,11 @@ SGLang's and torch's.
 REST = """
 Times are medians of CUDA events. In the first table, outside of graphs they include the host's
 launches, greedy logits are bfloat16, where a server's are float32, and the commit is 25ce16b.
-Slower than SGLang's or torch's are our sampled acceptance, which a server uses only for what those
-cannot do ([which](gpu.md)), the commit up to 64 requests with the host's launches, and the sampled
-head in a graph. The newest run was cut off before the sequential head and sampled acceptance. Not
-measured: SGLang's acceptance with top-p, which needs FlashInfer.
+Slower than SGLang's or torch's are our sampled acceptance on whole rows, the commit up to 64
+requests with the host's launches, and the sampled head in a graph. A server judges cuts on lists
+now and on whole rows only what is left ([which](gpu.md)); lists have not been timed on a GPU. The
+newest run was cut off before the sequential head and sampled acceptance. Not measured: SGLang's
+acceptance with top-p, which needs FlashInfer.
 """
 
 
@@ -231,9 +233,7 @@ def measured() -> str:
         "",
         *(f"- {each}" for each in compared),
         "",
-        "| operator (vocabulary 151,936; gamma 7) | requests | ours, us | SGLang's, us | file |",
-        "|---|---|---|---|---|",
-        *(line for name in ("markov", "admission", "greedy", "commit") for line in _of(name)),
+        *_of(("markov", "admission", "greedy", "commit")),
     ]
     return "\n".join(lines) + "\n" + in_graphs()
 
@@ -243,41 +243,70 @@ def in_graphs() -> str:
     parts = []
     for file in sorted(_RESULTS.glob("gpu_operators_*.json")):
         found = json.loads(file.read_text(encoding="utf-8"))
-        lines = [
-            "",
-            f"In captured graphs on an {found['device']}, float32 logits, the cache flushed "
-            f"(commit {found['commit']}, [{file.name}](../results/{file.name})); eagerly, host "
-            "launches included, where a server launches outside of graphs:",
-            "",
-            "| operator | requests | implementation | us | eagerly, us |",
-            "|---|---|---|---|---|",
-            *(_in_graph(row) for row in found["metrics"]["rows"]),
-        ]
-        parts.append("\n".join(lines) + "\n")
+        about = (
+            f"\nIn captured graphs on an {found['device']}, float32 logits, the cache flushed "
+            f"(commit {found['commit']}, [{file.name}](../results/{file.name})); us, in brackets "
+            "eagerly, host launches included:\n\n"
+        )
+        parts.append(about + "\n".join(_in_graphs(found["metrics"]["rows"])) + "\n")
     return "".join(parts)
 
 
-def _in_graph(row: Mapping[str, Any]) -> str:
+def _in_graphs(rows: Sequence[Mapping[str, Any]]) -> Iterable[str]:
+    """Yield a line for each operator and implementation, a column for each number of requests."""
+    sizes = sorted({row["shape"][0] for row in rows})
+    lines: dict[tuple[str, str], dict[int, str]] = {}
+    for row in rows:
+        line = lines.setdefault((_about(row), row["implementation"]), {})
+        line[row["shape"][0]] = _time(row)
+    yield _header(["operator", "implementation", *map(_requests, sizes)])
+    for names, times in lines.items():
+        yield _line([*names, *(times.get(size, "") for size in sizes)])
+    for reason in dict.fromkeys(row["reason"] for row in rows if row["us"] is None):
+        yield f"\nnone: {reason}"
+
+
+def _about(row: Mapping[str, Any]) -> str:
     words = [_NAMES.get(row["op"], row["op"]), _NAMES.get(row["case"], row["case"])]
     if row["op"] == "window_attention":
         words.append("{1} rows a window, {2} of context".format(*row["shape"]))
-    about = ", ".join(word for word in words if word)
-    us = f"{row['us']:.0f}" if row["us"] is not None else f"none: {row['reason']}"
-    eager = f"{row['eager_us']:.0f}" if "eager_us" in row else ""
-    return f"| {about} | {row['shape'][0]} | {row['implementation']} | {us} | {eager} |"
+    return ", ".join(word for word in words if word)
 
 
-def _of(name: str) -> Iterable[str]:
-    link = f"[{name}](../results/gpu_{name}_h200.json)"
-    for row in _read(name)["metrics"]["rows"]:
-        requests, gamma = row["shape"][:2]
-        if gamma != 7 or requests not in _SHOWN or not str(row["peer"]).startswith("SGLang"):
-            continue
-        words = [row["op"], *(row[key] for key in ("way", "cut") if key in row)]
-        about = ", ".join(_NAMES.get(word, word) for word in words)
-        about += ", in a graph" if row.get("graph") else ""
-        theirs = "" if row["peer_us"] is None else f"{row['peer_us']:.0f}"
-        yield f"| {about} | {requests} | {row['ours_us']:.0f} | {theirs} | {link} |"
+def _time(row: Mapping[str, Any]) -> str:
+    if row["us"] is None:
+        return "none"
+    return f"{row['us']:.0f}" + (f" ({row['eager_us']:.0f})" if "eager_us" in row else "")
+
+
+def _of(names: Sequence[str]) -> Iterable[str]:
+    """Yield a line for each operator of these files, ours / SGLang's by number of requests."""
+    yield _header([f"ours / SGLang's, us, {_NAMED}", *map(_requests, _SHOWN), "file"])
+    for name in names:
+        lines: dict[str, dict[int, str]] = {}
+        for row in _read(name)["metrics"]["rows"]:
+            requests, gamma = row["shape"][:2]
+            if gamma == 7 and str(row["peer"]).startswith("SGLang"):
+                words = [row["op"], *(row[key] for key in ("way", "cut") if key in row)]
+                about = ", ".join(_NAMES.get(word, word) for word in words)
+                about += ", in a graph" if row.get("graph") else ""
+                theirs = "-" if row["peer_us"] is None else f"{row['peer_us']:.0f}"
+                lines.setdefault(about, {})[requests] = f"{row['ours_us']:.0f} / {theirs}"
+        link = f"[{name}](../results/gpu_{name}_h200.json)"
+        for about, times in lines.items():
+            yield _line([about, *(times.get(size, "") for size in _SHOWN), link])
+
+
+def _requests(size: int) -> str:
+    return f"{size} request{'s' if size > 1 else ''}"
+
+
+def _header(cells: Sequence[str]) -> str:
+    return _line(cells) + "\n" + "|---" * len(cells) + "|"
+
+
+def _line(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
 
 
 def _read(name: str) -> Any:
