@@ -24,7 +24,16 @@ FOR_USERS = (  # written pages of the site's first part; gpu.md is generated
 )
 FOR_OTHERS = (  # for reviewers, or generated
     *("architecture", "scheduler", "losslessness", "results-drafters", "results-load"),
-    *("results-gpu", "support", "gpu", "configuration", "metrics", "faults"),
+    *(
+        "results-targets",
+        "results-stability",
+        "results-gpu",
+        "support",
+        "gpu",
+        "configuration",
+        "metrics",
+        "faults",
+    ),
 )
 _FENCE = re.compile(r"^```[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
 _GENERATED = re.compile(r"<!-- (\w+): begin -->.*?<!-- \1: end -->", re.DOTALL)

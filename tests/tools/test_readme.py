@@ -48,7 +48,7 @@ def test_the_page_of_results_is_the_sweeps(tool: ModuleType) -> None:
 
 
 def test_the_deeper_target_is_its_own_sweeps(tool: ModuleType) -> None:
-    page, document = tool.LOAD.read_text(), load_json(tool.DEEPER)
+    page, document = tool.TARGETS.read_text(), load_json(tool.DEEPER)
     assert tool.rewritten(page, tool.deeper_section(document), tool.DEEPER_MARKS) == page
     document["metrics"]["by_concurrency"][0]["dspark"]["tau"] += 1
     assert tool.rewritten(page, tool.deeper_section(document), tool.DEEPER_MARKS) != page
@@ -63,7 +63,7 @@ def test_the_sampled_sweep_is_its_own_and_sampled(tool: ModuleType) -> None:
 
 
 def test_the_golden_sweep_is_its_own_and_says_what_it_is(tool: ModuleType) -> None:
-    page, document = tool.LOAD.read_text(), load_json(tool.GOLDEN)
+    page, document = tool.TARGETS.read_text(), load_json(tool.GOLDEN)
     section = tool.golden_section(document)
     assert tool.rewritten(page, section, tool.GOLDEN_MARKS) == page
     tables = [line for line in section.split("\n") if line.startswith(("| users", "| load"))]
@@ -74,7 +74,7 @@ def test_the_golden_sweep_is_its_own_and_says_what_it_is(tool: ModuleType) -> No
 
 
 def test_the_burst_is_its_own_sweeps(tool: ModuleType) -> None:
-    page, document = tool.LOAD.read_text(), load_json(tool.BURST)
+    page, document = tool.STABILITY.read_text(), load_json(tool.BURST)
     assert tool.rewritten(page, tool.burst_section(document), tool.BURST_MARKS) == page
     document["metrics"]["bursts"][0]["arms"][0]["phases"][1]["ttft_p99"] += 1
     assert tool.rewritten(page, tool.burst_section(document), tool.BURST_MARKS) != page

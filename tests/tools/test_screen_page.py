@@ -1,4 +1,4 @@
-"""docs/results-load.md: its figures of screen and soak are those of the results."""
+"""docs/results-stability.md: its figures of screen and soak are those of the results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Write the results of screen and soak into docs/results-load.md, from their JSON.
+"""Write the results of screen and soak into docs/results-stability.md, from their JSON.
 
 `python -m tools.docs.screen` rewrites what stands between the page's marks, so that page and files
 cannot differ.
@@ -15,7 +15,7 @@ from sglang_dspark.common.files import load_json, reading
 from tools.docs.sweep import rewritten, wrapped
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = ROOT / "docs" / "results-load.md"
+PAGE = ROOT / "docs" / "results-stability.md"
 MARKS = ("<!-- screen: begin -->", "<!-- screen: end -->")
 SCREEN, SOAK = ROOT / "results" / "screen_cpu.json", ROOT / "results" / "soak_cpu.json"
 

@@ -1,6 +1,6 @@
-"""Results of the sweeps in README.md and docs/results-load.md, written from their JSON.
+"""Write the results of the sweeps into README.md and docs/results-*.md, from their JSON.
 
-`python tools/docs/sweep.py` rewrites what stands between the two marks in either, so that page and
+`python tools/docs/sweep.py` rewrites the text between the marks of each section, so that page and
 file cannot differ; `make figures` runs it behind the sweep. All figures of a section are of one
 run: one commit, machine and drafter.
 """
@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import sys
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from sglang_dspark.common.atomic_write import replace_text
 from sglang_dspark.common.files import load_json, reading
@@ -19,6 +19,7 @@ from sglang_dspark.errors import DSparkError
 
 ROOT = Path(__file__).resolve().parents[2]
 README, LOAD = ROOT / "README.md", ROOT / "docs" / "results-load.md"
+TARGETS, STABILITY = ROOT / "docs" / "results-targets.md", ROOT / "docs" / "results-stability.md"
 RESULTS = ROOT / "results" / "sweep_cpu.json"
 SAMPLED = ROOT / "results" / "sweep_sampled_cpu.json"
 DEEPER = ROOT / "results" / "sweep_deeper_cpu.json"
@@ -110,12 +111,12 @@ def sampled_section(document: Mapping[str, Any]) -> str:
 
 
 def deeper_section(document: Mapping[str, Any]) -> str:
-    """Write the same page's section on the deeper target: closed loop alone."""
+    """Write docs/results-targets.md's section on the deeper target: closed loop alone."""
     return "\n".join(_closed_loop(document, DEEPER))
 
 
 def golden_section(document: Mapping[str, Any]) -> str:
-    """Write the section on a sweep at a real shape; each table says its acceptance is simulated.
+    """Write its section on a sweep at a real shape; each table says its acceptance is simulated.
 
     Raises LookupError on a sweep whose acceptance is not.
     """
@@ -125,7 +126,7 @@ def golden_section(document: Mapping[str, Any]) -> str:
 
 
 def burst_section(document: Mapping[str, Any]) -> str:
-    """Write the same page's section on a burst: latencies at p99 before, in and after it."""
+    """Write docs/results-stability.md's section: latencies at p99 before, in and after a burst."""
     (burst,) = document["metrics"]["bursts"]
     return "\n".join(
         [
@@ -281,21 +282,33 @@ def _ratio(each: Mapping[str, Any]) -> str:
     return f"{each['mid']:.2f} ({each['low']:.2f} to {each['high']:.2f})"
 
 
+class Section(NamedTuple):
+    """A part of a page: its marks, and what writes it from a result file."""
+
+    page: Path
+    marks: tuple[str, str]
+    source: Path
+    write: Callable[[Mapping[str, Any]], str]
+
+
+SECTIONS = (
+    Section(README, (BEGIN, END), RESULTS, section),
+    Section(LOAD, (BEGIN, END), RESULTS, load_section),
+    Section(LOAD, SAMPLED_MARKS, SAMPLED, sampled_section),
+    Section(TARGETS, DEEPER_MARKS, DEEPER, deeper_section),
+    Section(TARGETS, GOLDEN_MARKS, GOLDEN, golden_section),
+    Section(STABILITY, BURST_MARKS, BURST, burst_section),
+)
+
+
 def main() -> None:
-    with reading(RESULTS, "result of `dspark sweep`", "make it with `make figures`"):
-        document = load_json(RESULTS)
-        readme = rewritten(README.read_text(), section(document))
-        load = rewritten(LOAD.read_text(), load_section(document))
-    with reading(SAMPLED, "result of a sampled sweep", "dspark sweep --config cpu-demo-sampled"):
-        load = rewritten(load, sampled_section(load_json(SAMPLED)), SAMPLED_MARKS)
-    with reading(DEEPER, "result of `dspark sweep --config deeper`", "make it with that command"):
-        load = rewritten(load, deeper_section(load_json(DEEPER)), DEEPER_MARKS)
-    with reading(BURST, "result of `dspark sweep --config cpu-burst`", "make it with that command"):
-        load = rewritten(load, burst_section(load_json(BURST)), BURST_MARKS)
-    with reading(GOLDEN, "result of a golden sweep", "make it as docs/results-load.md says"):
-        load = rewritten(load, golden_section(load_json(GOLDEN)), GOLDEN_MARKS)
-    replace_text(README, readme, README.name)
-    replace_text(LOAD, load, LOAD.name)
+    pages = {each.page: each.page.read_text() for each in SECTIONS}
+    for each in SECTIONS:
+        with reading(each.source, "result of `dspark sweep`", "its `command` in git makes it"):
+            text = each.write(load_json(each.source))
+        pages[each.page] = rewritten(pages[each.page], text, each.marks)
+    for page, text in pages.items():
+        replace_text(page, text, page.name)
 
 
 if __name__ == "__main__":
