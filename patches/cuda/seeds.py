@@ -13,6 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
+from sglang_dspark.backends.cuda.reduced_vocabulary import reduced_of
 from sglang_dspark.patches.seam import Seams
 from sglang_dspark.step import seeds
 
@@ -54,4 +55,7 @@ def sample_draft_block(original: Callable[..., Any], **block: Any) -> Any:
     if drawn is None or block["greedy_draft"]:
         return original(**block)
     del block["greedy_draft"]
+    reduced = reduced_of(block["markov_head"])
+    if reduced is not None:  # a seed chooses among all tokens
+        block["base_logits"] = reduced.spread(block["base_logits"])
     return seeds.draft_block(drawn, **block)

@@ -30,12 +30,18 @@ class DSparkWorker(Upstream):
     def init_cuda_graphs(self) -> None:
         """Capture a draft if a graph supports it; then attach our step to the ready worker.
 
+        On a GPU the draft's heads are reduced to the tokens that can be drafted before that.
+
         A capture of grouped products that read the host would end the server.
         """
         if self._hosts_draft:
             self._decode_graph_allowed &= getattr(self.draft_model, "capturable", True)
-        super().init_cuda_graphs()
         device = active_device()
+        if device == "cuda":
+            from sglang_dspark.backends.cuda.reduced_vocabulary import reduce
+
+            reduce(self)
+        super().init_cuda_graphs()
         if device == "cpu":
             from sglang_dspark.backends.cpu.attach import attach
 

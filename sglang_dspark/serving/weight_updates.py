@@ -56,6 +56,9 @@ def renew_copies(model: Any) -> None:
             weight.copy_(_stacked(attention, "weight"))
             fused[1].k_norm_weights.copy_(torch.stack([a.k_norm.weight for a in attention]))
     stacked = getattr(model, "_stacked_ctx_kv_cache", None)
+    reduced = getattr(getattr(model, "markov_head", None), "dspark_reduced", None)
+    if reduced is not None:
+        reduced.renew()
     if stacked:
         stacked["weight"].copy_(_stacked(attention, "weight"))
         stacked["k_norm_weight"].copy_(torch.stack([a.k_norm.weight for a in attention]))

@@ -120,6 +120,8 @@ neither.
 
 | what | size |
 |---|---|
+| a reduced draft vocabulary of n tokens | copies of n rows of the LM head and of W2: \
+n (d + r) numbers, 172 MiB for 32,000 tokens of a target of width 2,560 in bfloat16 |
 | lists of kept tokens | 200 MiB; a verified row 64 bytes and 12 for each of at most 2,048 tokens |
 | penalties: counts of output tokens | 4 bytes times the vocabulary for each request, allocated \
 at the start for all slots up to 256 MiB (29 MB for 48 requests of 151,936 tokens) |

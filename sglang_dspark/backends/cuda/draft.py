@@ -14,11 +14,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from sglang_dspark.backends.cuda.reduced_vocabulary import reduced_of
 from sglang_dspark.kernels.markov_blocks import Blocks, Noise, mixing_of, why_not
 from sglang_dspark.kernels.markov_sample import markov_triton
 from sglang_dspark.kernels.platform import runs_on
@@ -41,21 +43,23 @@ class DraftSteps:
 
     def __call__(self, original: Callable[..., Drafted], **block: Any) -> Drafted:
         """Tokens and logits [R, gamma, V] of a block, by the arguments of upstream's function."""
+        reduced = reduced_of(block.get("markov_head"))
+        steps = original if reduced is None else reduced.draft
         if not runs_on(block["base_logits"].device) or not mode.choice().ours:
-            return original(**block)
+            return steps(**block)
         if theirs_is_quicker(**block):
-            return original(**block)
+            return steps(**block)
         if not self._fits:
-            return original(**block)
+            return steps(**block)
         reason = obstacle(block["markov_head"], block["tp_sync"])
         given = blocks(**block) if reason is None else None
         reason = reason if given is None else why_not(given)
         if given is None or reason is not None:
             self._tell(str(reason))
-            return original(**block)
+            return steps(**block)
         tokens = self._launched(given)
         if tokens is None:
-            return original(**block)
+            return steps(**block)
         if given.noise is not None:
             given.noise.offset.add_(1)  # as upstream's, for the next block's noise
         return tokens, given.logits
@@ -125,19 +129,22 @@ def blocks(
     greedy_draft: bool = False,
 ) -> Blocks:
     """The operator's arguments, of those of upstream's `draft_markov_block`."""
+    reduced = reduced_of(markov_head)
     plain = Blocks(
         base=base_logits,
         anchors=anchor_tokens.long(),
         w1=markov_head.markov_w1.weight,
-        w2=markov_head.markov_w2.weight,
+        w2=markov_head.markov_w2.weight if reduced is None else reduced.w2,
+        draft_ids=None if reduced is None else reduced.tokens,
     )
     if logits_out is None and not greedy_draft:
-        logits_out = torch.empty_like(base_logits, dtype=plain.step_dtype)
-    return Blocks(
-        base=plain.base,
-        anchors=plain.anchors,
-        w1=plain.w1,
-        w2=plain.w2,
+        if reduced is None:
+            logits_out = torch.empty_like(base_logits, dtype=plain.step_dtype)
+        else:  # tokens outside are not written
+            shape = (*base_logits.shape[:2], reduced.width)
+            logits_out = base_logits.new_full(shape, -torch.inf, dtype=plain.step_dtype)
+    return replace(
+        plain,
         temperatures=None if greedy_draft else step_temperatures,
         noise=None if greedy_draft else Noise(noise.key, noise.offset),
         logits=None if greedy_draft else logits_out,

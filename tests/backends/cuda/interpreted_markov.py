@@ -20,6 +20,8 @@ from sglang.srt.speculative.dspark_components.dspark_draft import DraftNoise, dr
 from torch import Tensor
 
 from sglang_dspark.backends.cuda import draft
+from sglang_dspark.backends.cuda.reduced_vocabulary import ReducedVocabulary
+from sglang_dspark.drafter.heads import restrict_vocabulary
 from sglang_dspark.patches.cuda import step as step_patch
 from sglang_dspark.serving.mode import Choice
 from tests.kernels.interpreter import patch_language_once
@@ -144,6 +146,29 @@ def too_large() -> dict[str, Any]:
     return found
 
 
+def reduced(way: str) -> list[str]:
+    """In what blocks over a part of the vocabulary differ from SGLang's steps over it."""
+    head = heads()["vanilla"]
+    allowed = torch.arange(1, VOCAB, 3)
+    restrict_vocabulary(head, allowed)
+    model = SimpleNamespace(markov_head=head, lm_head=torch.nn.Linear(WIDTH, VOCAB, bias=False))
+    found = head.dspark_reduced = ReducedVocabulary(model, allowed)
+    ours, theirs = (block(head, way) for _ in range(2))
+    for each in (ours, theirs):
+        each["base_logits"] = each["base_logits"][:, :, allowed].contiguous()
+    with mock.patch.object(draft, "markov_triton", wraps=draft.markov_triton) as launched:
+        tokens, kept = step_patch.draft_markov_block(mock.Mock(), **ours)
+    expected, theirs_kept = found.draft(**theirs)
+    wrong = [] if torch.equal(tokens, expected) else ["tokens"]
+    wrong += [] if torch.isin(tokens, allowed).all() else ["outside"]
+    if kept is not None:
+        wrong += ["logits"] if far(kept, theirs_kept) else []
+        wrong += [] if bool((kept == -torch.inf).any()) else ["spread"]
+    same_noise = torch.equal(ours["noise"].offset, theirs["noise"].offset)
+    wrong += [] if same_noise else ["offset"]
+    return wrong + ([] if launched.called != (way == "in the graph") else ["not by whom it should"])
+
+
 def scratch_stays() -> bool:
     """Whether a captured launch finds its counters where they were, whatever came in between."""
     head, steps = heads()["vanilla"], draft.DraftSteps()
@@ -166,6 +191,9 @@ def main() -> None:
             f"{name}, {way}": differences(head, way, NARROW.get(name, torch.float32))
             for name, head in heads().items()
             for way in ("argmax", "eager", "in the graph")
+        }
+        different |= {
+            f"reduced, {way}": reduced(way) for way in ("argmax", "eager", "in the graph")
         }
         extra = {"too large": too_large()}
         print(json.dumps({"different": different, "stays": scratch_stays(), **refusals()} | extra))

@@ -1,0 +1,174 @@
+"""Draft over a reduced vocabulary on a GPU: multiply the rows of the heads that can be drafted.
+
+A drafter of ours, or a converted one with `draft_vocab_size`, excludes tokens by its own weights
+(drafter/heads.py, `restrict_vocabulary`). Upstream reads all rows of the LM head once a block and
+all rows of W2 once a position. Here the rows inside are copied once, before graphs are captured:
+n (d + r) numbers for n tokens. Logits are -inf outside, where the probability of a draft is then
+exactly 0, as verification requires. For a vanilla head on one rank; others span the vocabulary.
+
+Upstream: `DSparkDraftMixin.compute_base_logits` (sglang/srt/models/dspark.py) and
+`draft_markov_block` (sglang/srt/speculative/dspark_components/dspark_draft.py).
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sglang_dspark.drafter.heads import restricted_tokens
+from sglang_dspark.serving import mode, upstream
+
+logger = logging.getLogger(__name__)
+_REDUCED = "dspark_reduced"  # attribute of a Markov head
+
+
+class ReducedVocabulary:
+    """The rows of one draft model's heads that can be drafted.
+
+    tokens: [n] int64 ascending. lm_head: [n, d]. head: upstream's, with the model's W1 [V, r] and
+    W2 [n, r]. width: V.
+    """
+
+    def __init__(self, model: Any, tokens: Tensor) -> None:
+        markov = model.markov_head
+        self.tokens, self.width = tokens, int(markov.vocab_size)
+        self._sources = (model.lm_head.weight, markov.markov_w2.weight)
+        self.lm_head, w2 = (source.detach()[tokens] for source in self._sources)
+        self.head = copy.copy(markov)
+        self.head._modules = {**markov._modules, "markov_w2": _linear(w2)}
+        self.w2 = w2
+
+    @property
+    def bytes(self) -> int:
+        """Memory of the copied rows."""
+        return sum(each.numel() * each.element_size() for each in (self.lm_head, self.w2))
+
+    def renew(self) -> None:
+        """Copy the rows again, in place: captured graphs read them."""
+        for rows, source in zip((self.lm_head, self.w2), self._sources, strict=True):
+            rows.copy_(source.detach()[self.tokens])
+
+    def base_logits(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """`compute_base_logits`: hidden [N, d] -> logits [N, n], and what confidence reads."""
+        return nn.functional.linear(hidden.to(self.lm_head.dtype), self.lm_head), hidden
+
+    def spread(self, logits: Tensor, out: Tensor | None = None) -> Tensor:
+        """Write logits [..., n] to their tokens, [..., V], -inf elsewhere.
+
+        out: a buffer that the draft's graph writes in every replay. It is filled when the graph is
+        warmed up, which precedes its capture; a replay writes the same columns again.
+        """
+        if out is None:
+            out = logits.new_full((*logits.shape[:-1], self.width), -torch.inf)
+        elif not _is_captured(out):
+            out.fill_(-torch.inf)
+        return out.index_copy_(-1, self.tokens, logits)
+
+    def draft(
+        self,
+        *,
+        markov_head: Any,
+        base_logits: Tensor,
+        anchor_tokens: Tensor,
+        draft_hidden: Tensor | None,
+        step_temperatures: Tensor,
+        noise: Any,
+        tp_sync: Any,
+        logits_out: Tensor | None = None,
+        greedy_draft: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        """`draft_markov_block` over base_logits [R, gamma, n]: tokens, logits [R, gamma, V]."""
+        kept = None
+        if not greedy_draft:
+            kept = torch.empty_like(
+                base_logits, dtype=markov_head.step_logits_dtype(base_logits.dtype)
+            )
+        previous, drafted = anchor_tokens.long(), []
+        for step in range(base_logits.shape[1]):
+            column, _ = upstream._draft_step(
+                self.head,
+                previous,
+                base_logits[:, step],
+                hidden_states=None,
+                state=None,
+                temperatures=step_temperatures,
+                noise=noise,
+                step=step,
+                logits_out=None if kept is None else kept[:, step],
+            )
+            previous = self.tokens[column]
+            drafted.append(previous)
+        tokens = torch.stack(drafted, dim=1)
+        if kept is None:
+            return tokens, None
+        noise.offset.add_(1)
+        return tokens, self.spread(kept, logits_out)
+
+
+def reduced_of(markov_head: Any) -> ReducedVocabulary | None:
+    """Return the reduction of a head's model; None for a head that spans the vocabulary."""
+    found: ReducedVocabulary | None = getattr(markov_head, _REDUCED, None)
+    return found
+
+
+def reduce(worker: Any) -> None:
+    """Reduce a worker's draft model if its weights exclude tokens; one line is logged.
+
+    Before its graphs are captured, its target's LM head attached.
+    """
+    if not (worker._hosts_draft and mode.choice().ours):
+        return
+    model = worker.draft_model
+    head = model.markov_head
+    if type(head) is not upstream.VanillaMarkov:
+        return
+    tokens = restricted_tokens(head.markov_w1.weight, head.markov_w2.weight)
+    if tokens is None or len(tokens) == head.vocab_size:
+        return
+    reason = obstacle(model)
+    if reason is not None:
+        logger.info("sglang-dspark: drafts span the whole vocabulary: %s", reason)
+        return
+    reduced = ReducedVocabulary(model, tokens)
+    setattr(head, _REDUCED, reduced)
+    model.compute_base_logits = reduced.base_logits
+    logger.info(
+        "sglang-dspark: drafts span %d of %d tokens, whose rows take %.0f MiB",
+        len(tokens), head.vocab_size, reduced.bytes / 2**20,
+    )  # fmt: skip
+
+
+def obstacle(model: Any) -> str | None:
+    """Return why a draft model's base logits cannot be those of some rows; None: they can."""
+    lm_head, theirs = model.lm_head, upstream.DSparkDraftMixin.compute_base_logits
+    if type(model).compute_base_logits is not theirs:
+        return f"{type(model).__name__} has base logits of its own"
+    if model.markov_head.vocab_shard is not None or int(getattr(lm_head, "tp_size", 1)) > 1:
+        return "it is split over ranks"
+    if model.logits_mup_width_multiplier:
+        return "the target scales its logits (logits_mup_width_multiplier)"
+    method = getattr(lm_head, "quant_method", None)
+    plain = isinstance(method, upstream.UnquantizedEmbeddingMethod)
+    if not plain and upstream.should_apply_lm_head_quant_method(lm_head, method):
+        return "the LM head is quantised"
+    if lm_head.weight.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        return f"the LM head is {lm_head.weight.dtype}"
+    if lm_head.weight.shape[0] < model.markov_head.vocab_size:
+        return "the LM head has fewer tokens than the drafter"
+    return None
+
+
+def _is_captured(out: Tensor) -> bool:
+    """Return whether what is launched on a tensor now becomes a part of a graph."""
+    return out.is_cuda and torch.cuda.is_current_stream_capturing()
+
+
+def _linear(weight: Tensor) -> nn.Linear:
+    """Return a layer without bias that has this weight [out, in]."""
+    layer = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
+    layer.weight = nn.Parameter(weight, requires_grad=False)
+    return layer
