@@ -18,7 +18,8 @@ class Asked:
     """A question.
 
     tools: JSON schema of the arguments by name. thinks: whether the answer begins with reasoning.
-    schema: JSON schema of the answer, for APIs that accept one; {} is none.
+    schema: JSON schema of the answer, for APIs that accept one; {} is none. choice: "required", the
+    name of the tool that must be called, both of strict tools, or "", the model's own choice.
     """
 
     prompt: str
@@ -27,6 +28,13 @@ class Asked:
     tools: dict[str, Any] = field(default_factory=dict)
     thinks: bool = False
     schema: dict[str, Any] = field(default_factory=dict)
+    choice: str = ""
+
+    def tool_choice(self, named: dict[str, Any], required: Any) -> dict[str, Any]:
+        """Return the field of a request. named, required: an API's form of either choice."""
+        if not self.choice:
+            return {}
+        return {"tool_choice": required if self.choice == "required" else named}
 
 
 @dataclass
@@ -89,9 +97,14 @@ def chat(server: Served, asked: Asked, stream: bool) -> Answer:
         body["response_format"] = {"type": "json_schema", "json_schema": form}
     if asked.tools:
         body["tools"] = [
-            {"type": "function", "function": {"name": name, "parameters": schema}}
+            {
+                "type": "function",
+                "function": {"name": name, "parameters": schema, "strict": bool(asked.choice)},
+            }
             for name, schema in asked.tools.items()
         ]
+    named = {"type": "function", "function": {"name": asked.choice}}
+    body |= asked.tool_choice(named, "required")
     path = "/v1/chat/completions"
     if not stream:
         done = whole(server, path, body)
@@ -179,9 +192,10 @@ def responses(server: Served, asked: Asked, stream: bool) -> Answer:
         body["text"] = {"format": form}
     if asked.tools:
         body["tools"] = [
-            {"type": "function", "name": name, "parameters": schema}
+            {"type": "function", "name": name, "parameters": schema, "strict": bool(asked.choice)}
             for name, schema in asked.tools.items()
         ]
+    body |= asked.tool_choice({"type": "function", "name": asked.choice}, "required")
     if not stream:  # upstream refuses logprobs in streams
         body |= {"include": ["message.output_text.logprobs"], "top_logprobs": TOP}
     if not stream:

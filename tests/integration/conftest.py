@@ -15,6 +15,7 @@ from sglang_dspark.models.drafters import shipped_drafter_path
 from tests.integration import tiny_models
 from tests.integration.serving import DSPARK_FLAGS, Served, ServerPool
 
+PARSER = ("--tool-call-parser", "hermes")  # of the demo target's own format
 MOE_DRAFTER = Path(__file__).parents[2] / "drafters" / "smollm2-135m-moe"
 
 
@@ -52,7 +53,7 @@ def noisy(tmp_path_factory: pytest.TempPathFactory) -> tiny_models.TinyPair:
 @pytest.fixture(scope="session")
 def plain(pool: ServerPool, demo_target: Path) -> Served:
     """The demo target without speculation."""
-    return pool.start("plain", demo_target, "--max-running-requests", "16")
+    return pool.start("plain", demo_target, "--max-running-requests", "16", *PARSER)
 
 
 @pytest.fixture(scope="session")
@@ -83,6 +84,7 @@ def dspark_ragged(pool: ServerPool, demo_target: Path, demo_drafter: Path) -> Se
         "--max-running-requests",
         "16",
         "--enable-metrics",
+        *PARSER,
         "--dspark-config",
         str(config),
     )

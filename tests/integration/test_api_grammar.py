@@ -1,4 +1,4 @@
-"""Texts forced by grammar on the demo pair: APIs that accept one answer as plain decoding does."""
+"""Texts and tool calls forced by grammar on the demo pair, answered as plain decoding does."""
 
 from __future__ import annotations
 
@@ -20,6 +20,39 @@ FORCED: dict[str, Any] = {
 }
 STREAMED = (False, True)
 WITH_SCHEMA = ("/v1/chat/completions", "/v1/responses", "/v1/messages", "/generate")
+
+
+WITH_TOOLS = ("/v1/chat/completions", "/v1/responses")  # that have strict tools
+
+
+def tool(**values: list[Any]) -> dict[str, Any]:
+    """Return the schema of a tool whose arguments all have one of these values."""
+    properties = {name: {"enum": allowed} for name, allowed in values.items()}
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": list(properties),
+        "additionalProperties": False,
+    }
+
+
+TOOLS = {
+    "ping": tool(host=["example.org", "a } ] b"]),
+    "weather": tool(city=["Oslo", "東京 😀"], days=[3, 14]),
+}
+
+
+class Called(NamedTuple):
+    """An API, whether it streams, and which tool must be called: "required" is any."""
+
+    api: str
+    stream: bool
+    choice: str
+
+    def ask(self, server: Served) -> Answer:
+        """Ask for a call that the target, left alone, would not make."""
+        asked = Asked("What is the weather in Oslo?", limit=200, tools=TOOLS, choice=self.choice)
+        return APIS[self.api](server, asked, self.stream)
 
 
 class Case(NamedTuple):
@@ -50,16 +83,17 @@ def chosen(logprobs: Any) -> list[tuple[Any, float]]:
 
 
 CASES = [Case(*cell) for cell in product(WITH_SCHEMA, STREAMED, FORCED)]
+CALLED = [Called(*cell) for cell in product(WITH_TOOLS, STREAMED, ("required", *TOOLS))]
 
 
 @pytest.fixture(scope="module")
-def wanted(plain: Served) -> dict[Case, Answer]:
-    return {case: case.ask(plain) for case in CASES}
+def wanted(plain: Served) -> dict[Case | Called, Answer]:
+    return {case: case.ask(plain) for case in (*CASES, *CALLED)}
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case)))
 def test_forced_answers_are_the_plain_servers(
-    wanted: dict[Case, Answer], dspark_ragged: Served, case: Case
+    wanted: dict[Case | Called, Answer], dspark_ragged: Served, case: Case
 ) -> None:
     got, plain = case.ask(dspark_ragged), wanted[case]
     assert json.loads(got.text) == FORCED[case.text]
@@ -75,3 +109,18 @@ def test_forced_answers_are_the_plain_servers(
     assert [token for token, _ in chosen(got.logprobs)] == [token for token, _ in theirs]
     for (_, ours), (_, wanted_value) in zip(chosen(got.logprobs), theirs, strict=True):
         assert ours == pytest.approx(wanted_value, abs=1e-3)
+
+
+@pytest.mark.parametrize("case", CALLED, ids=lambda case: "-".join(map(str, case)))
+def test_forced_calls_are_the_plain_servers(
+    wanted: dict[Case | Called, Answer], dspark_ragged: Served, case: Called
+) -> None:
+    got, plain = case.ask(dspark_ragged), wanted[case]
+    assert got.calls  # SGLang lets a named choice call another tool (docs/apis.md)
+    for name, arguments in got.calls:
+        found, allowed = json.loads(arguments), TOOLS[name]["properties"]
+        assert set(found) == set(allowed)
+        assert all(value in allowed[key]["enum"] for key, value in found.items())
+    assert got.calls == plain.calls
+    assert (got.text, got.reasoning) == (plain.text, plain.reasoning)
+    assert (got.end, got.usage) == (plain.end, plain.usage)
