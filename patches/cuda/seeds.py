@@ -56,6 +56,4 @@ def sample_draft_block(original: Callable[..., Any], **block: Any) -> Any:
         return original(**block)
     del block["greedy_draft"]
     reduced = reduced_of(block["markov_head"])
-    if reduced is not None:  # a seed chooses among all tokens
-        block["base_logits"] = reduced.spread(block["base_logits"])
-    return seeds.draft_block(drawn, **block)
+    return (seeds.draft_block if reduced is None else reduced.draft_by_seeds)(drawn, **block)

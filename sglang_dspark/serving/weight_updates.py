@@ -56,14 +56,20 @@ def renew_copies(model: Any) -> None:
             weight.copy_(_stacked(attention, "weight"))
             fused[1].k_norm_weights.copy_(torch.stack([a.k_norm.weight for a in attention]))
     stacked = getattr(model, "_stacked_ctx_kv_cache", None)
-    reduced = getattr(getattr(model, "markov_head", None), "dspark_reduced", None)
-    if reduced is not None:
-        reduced.renew()
+    renew_heads(model)
     if stacked:
         stacked["weight"].copy_(_stacked(attention, "weight"))
         stacked["k_norm_weight"].copy_(torch.stack([a.k_norm.weight for a in attention]))
         if stacked["bias"] is not None:
             stacked["bias"].copy_(_stacked(attention, "bias"))
+
+
+@torch.inference_mode()
+def renew_heads(model: Any) -> None:
+    """Renew the copied rows of a reduced draft vocabulary, some of which are the target's."""
+    reduced = getattr(getattr(model, "markov_head", None), "dspark_reduced", None)
+    if reduced is not None:
+        reduced.renew()
 
 
 def _stacked(attention: list[Any], name: str) -> torch.Tensor:

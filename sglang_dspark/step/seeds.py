@@ -39,20 +39,29 @@ class DraftSeeds:
     seeds: Seeds
     anchors: Tensor
 
-    def drawn(self, tokens: Tensor, logits: Tensor, temperatures: Tensor, place: int) -> Tensor:
-        """Return tokens [R] of draft position `place`, of seeded requests drawn by their seeds.
+    def drawn(
+        self,
+        columns: Tensor,
+        logits: Tensor,
+        temperatures: Tensor,
+        place: int,
+        tokens: Tensor | None = None,
+    ) -> Tensor:
+        """Return columns [R] of draft position `place`, of seeded requests drawn by their seeds.
 
-        logits: [R, n] of that position. temperatures: [R] > 0.
+        logits: [R, n] of that position. temperatures: [R] > 0. tokens: [n] token ids of the
+        columns; None: each its own index.
         """
-        columns = torch.arange(logits.shape[1], device=logits.device)
-        together = rows_at_once(len(columns))
+        if tokens is None:
+            tokens = torch.arange(logits.shape[1], device=logits.device)
+        together = rows_at_once(len(tokens))
         parts = zip(self.seeds.rows.split(together), self.seeds.values.split(together), strict=True)
         for rows, values in parts:
             race = logits[rows].float() / temperatures[rows, None]
-            delays = waits(values, self.anchors[rows] + place, columns)
+            delays = waits(values, self.anchors[rows] + place, tokens)
             choice = (race - delays.log()).argmax(-1)
-            tokens = tokens.index_copy(0, rows, choice.to(tokens.dtype))
-        return tokens
+            columns = columns.index_copy(0, rows, choice.to(columns.dtype))
+        return columns
 
 
 def seeds_of(batch: Any) -> Seeds | None:

@@ -68,10 +68,14 @@ def test_the_state_is_the_devices_once_upstream_is_ready(
     for each in ("cpu", "cuda"):
         attach = f"sglang_dspark.backends.{each}.attach.attach"
         monkeypatch.setattr(attach, lambda worker, each=each: worker.ready and each)
+    reduced: list[bool] = []
+    reduce = "sglang_dspark.backends.cuda.reduced_vocabulary.reduce"
+    monkeypatch.setattr(reduce, lambda worker: reduced.append(hasattr(worker, "captured")))
     monkeypatch.setattr(seams, "active_device", lambda: device)
     worker = new_worker()
     worker.init_cuda_graphs()
     assert worker.dspark_step == state
+    assert reduced == ([False] if device == "cuda" else []), "before graphs are captured"
 
 
 @pytest.mark.parametrize(

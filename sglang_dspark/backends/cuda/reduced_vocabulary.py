@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import copy
 import logging
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -21,9 +22,11 @@ from torch import Tensor, nn
 
 from sglang_dspark.drafter.heads import restricted_tokens
 from sglang_dspark.serving import mode, upstream
+from sglang_dspark.step.seeds import DraftSeeds, draft_result
 
 logger = logging.getLogger(__name__)
 _REDUCED = "dspark_reduced"  # attribute of a Markov head
+Choice = Callable[[Tensor, Tensor, int], Tensor]  # columns [R], logits [R, n], step -> columns
 
 
 class ReducedVocabulary:
@@ -34,13 +37,15 @@ class ReducedVocabulary:
     """
 
     def __init__(self, model: Any, tokens: Tensor) -> None:
-        markov = model.markov_head
+        self._model, markov = model, model.markov_head
         self.tokens, self.width = tokens, int(markov.vocab_size)
-        self._sources = (model.lm_head.weight, markov.markov_w2.weight)
-        self.lm_head, w2 = (source.detach()[tokens] for source in self._sources)
+        self.lm_head, self.w2 = (source[tokens] for source in self._sources())
         self.head = copy.copy(markov)
-        self.head._modules = {**markov._modules, "markov_w2": _linear(w2)}
-        self.w2 = w2
+        self.head._modules = {**markov._modules, "markov_w2": _linear(self.w2)}
+
+    def _sources(self) -> tuple[Tensor, Tensor]:
+        head = self._model.markov_head
+        return self._model.lm_head.weight.detach(), head.markov_w2.weight.detach()
 
     @property
     def bytes(self) -> int:
@@ -49,8 +54,14 @@ class ReducedVocabulary:
 
     def renew(self) -> None:
         """Copy the rows again, in place: captured graphs read them."""
-        for rows, source in zip((self.lm_head, self.w2), self._sources, strict=True):
-            rows.copy_(source.detach()[self.tokens])
+        for rows, source in zip((self.lm_head, self.w2), self._sources(), strict=True):
+            rows.copy_(source[self.tokens])
+        found = restricted_tokens(self.head.markov_w1.weight, self._sources()[1])
+        if found is None or not torch.equal(found, self.tokens):
+            logger.warning(
+                "sglang-dspark: the updated drafter has another vocabulary; until the server is "
+                "started again drafts stay within the old one"
+            )
 
     def base_logits(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """`compute_base_logits`: hidden [N, d] -> logits [N, n], and what confidence reads."""
@@ -80,8 +91,12 @@ class ReducedVocabulary:
         tp_sync: Any,
         logits_out: Tensor | None = None,
         greedy_draft: bool = False,
+        choose: Choice | None = None,
     ) -> tuple[Tensor, Tensor | None]:
-        """`draft_markov_block` over base_logits [R, gamma, n]: tokens, logits [R, gamma, V]."""
+        """`draft_markov_block` over base_logits [R, gamma, n]: tokens, logits [R, gamma, V].
+
+        choose: replaces the columns that a step draws; logits must be kept.
+        """
         kept = None
         if not greedy_draft:
             kept = torch.empty_like(
@@ -100,13 +115,31 @@ class ReducedVocabulary:
                 step=step,
                 logits_out=None if kept is None else kept[:, step],
             )
-            previous = self.tokens[column]
+            if choose is not None and kept is not None:
+                column = choose(column, kept[:, step], step)
+            previous = tp_sync.sync(upstream.SpecTpSyncSite.DSPARK_DRAFT, self.tokens[column])
             drafted.append(previous)
         tokens = torch.stack(drafted, dim=1)
         if kept is None:
             return tokens, None
         noise.offset.add_(1)
         return tokens, self.spread(kept, logits_out)
+
+    def draft_by_seeds(
+        self, drawn: DraftSeeds, *, sampling_info: Any, device: Any, **block: Any
+    ) -> Any:
+        """`step.seeds.draft_block`: return upstream's `DraftBlockResult`."""
+        params = upstream.resolve_draft_params(
+            sampling_info=sampling_info, bs=len(block["base_logits"]), device=device
+        )
+
+        def choose(column: Tensor, logits: Tensor, step: int) -> Tensor:
+            return drawn.drawn(column, logits, params.temperatures, step, self.tokens)
+
+        tokens, logits = self.draft(
+            **block, step_temperatures=params.step_temperatures, choose=choose
+        )
+        return draft_result(tokens, params, logits)
 
 
 def reduced_of(markov_head: Any) -> ReducedVocabulary | None:

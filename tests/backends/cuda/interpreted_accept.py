@@ -52,6 +52,7 @@ def steps() -> dict[str, tuple[Any, ...]]:
         "min-p, some greedy": (window, lens, logits, block, info, anchors, None),
         "seeds": (window, lens, logits, block, info, anchors, seeds),
         "cuts": (window, lens.int(), logits.bfloat16(), block, needing(cut), anchors, None),
+        "seeds beside top-k": (window, lens, logits, block, needing(cut), anchors, seeds),
         "argmax drafts": (window, lens, logits, argmax, needing(free), anchors, seeds),
     }
 

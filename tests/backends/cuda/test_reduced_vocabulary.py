@@ -16,12 +16,15 @@ pytest.importorskip("sglang")
 
 from sglang.srt.models.dspark import DSparkDraftMixin, GatedMarkovHead, VanillaMarkov
 from sglang.srt.speculative.dspark_components.dspark_draft import DraftNoise, draft_markov_block
+from sglang.srt.speculative.dspark_components.dspark_worker_v2 import DSparkWorkerV2
 
-from sglang_dspark.backends.cuda import reduced_vocabulary
+from sglang_dspark.backends.cuda import draft, reduced_vocabulary
 from sglang_dspark.backends.cuda.draft import DraftSteps
 from sglang_dspark.backends.cuda.reduced_vocabulary import obstacle, reduce, reduced_of
 from sglang_dspark.drafter.heads import OUTSIDE_VOCABULARY_BIAS, restrict_vocabulary
+from sglang_dspark.patches import registry
 from sglang_dspark.patches.cuda import seeds as seeds_patch
+from sglang_dspark.patches.step.weight_updates import WeightUpdater
 from sglang_dspark.serving import weight_updates
 from sglang_dspark.serving.mode import Choice
 from sglang_dspark.step.seeds import Seeds, seeded_draft
@@ -67,6 +70,10 @@ def worker(of: Model, hosts: bool = True) -> Any:
     return SimpleNamespace(_hosts_draft=hosts, draft_model=of)
 
 
+def refuse_whole(**_: Any) -> Any:
+    pytest.fail("drafted over the whole vocabulary")
+
+
 def block(of: Model, base: Tensor, temperatures: Tensor, **extra: Any) -> dict[str, Any]:
     anchors = torch.tensor([0, 3, 17, V - 1, 40])  # inside and outside
     return {
@@ -98,7 +105,7 @@ def test_argmax_drafts_and_their_logits_are_those_of_the_whole_vocabulary(greedy
     cold = torch.zeros(R)
     expected, theirs = draft_markov_block(**block(whole, all_logits, cold, greedy_draft=greedy))
     given = block(ours, base.view(R, GAMMA, -1), cold, greedy_draft=greedy)
-    tokens, kept = DraftSteps()(lambda **_: pytest.fail("the whole vocabulary"), **given)
+    tokens, kept = DraftSteps()(refuse_whole, **given)
     assert torch.equal(tokens, expected)
     assert bool(torch.isin(tokens, ALLOWED).all())
     assert int(given["noise"].offset) == (0 if greedy else 1)
@@ -120,7 +127,7 @@ def test_sampled_drafts_follow_the_logits_that_are_kept() -> None:
     many = base[:1].repeat_interleave(R * repeats, 0)
     given = block(ours, many, torch.full((R * repeats,), 0.7))
     given |= {"anchor_tokens": torch.full((R * repeats,), 17), "draft_hidden": None}
-    tokens, kept = DraftSteps()(lambda **_: pytest.fail("the whole vocabulary"), **given)
+    tokens, kept = DraftSteps()(refuse_whole, **given)
     first = kept[0, 0].div(0.7).softmax(-1)
     shares = torch.bincount(tokens[:, 0], minlength=V) / len(tokens)
     assert float((shares - first).abs().max()) < 0.01
@@ -141,7 +148,7 @@ def test_a_graphs_buffer_is_filled_before_the_capture(monkeypatch: pytest.Monkey
     buffer = torch.full((R + 3, GAMMA, V), torch.nan)
     for capturing in (False, True, True):
         given = block(ours, base + capturing, torch.zeros(R), logits_out=buffer[:R])
-        _, kept = DraftSteps()(lambda **_: pytest.fail("the whole vocabulary"), **given)
+        _, kept = DraftSteps()(refuse_whole, **given)
         assert kept.data_ptr() == buffer.data_ptr()
         assert int(kept.isfinite().sum()) == R * GAMMA * len(ALLOWED)
         assert not bool(kept.isnan().any())
@@ -149,8 +156,59 @@ def test_a_graphs_buffer_is_filled_before_the_capture(monkeypatch: pytest.Monkey
 
 
 @torch.no_grad()
-def test_a_seed_chooses_among_all_tokens() -> None:
-    """SGLang's steps over whole rows, -inf outside: the choice is that of the whole vocabulary."""
+def test_logits_are_kept_in_the_type_of_the_steps() -> None:
+    """Of bfloat16 base logits and a float32 head, as upstream's."""
+    ours = model()
+    reduce(worker(ours))
+    base = ours.compute_base_logits(hidden())[0].view(R, GAMMA, -1).bfloat16()
+    _, kept = DraftSteps()(refuse_whole, **block(ours, base, torch.ones(R)))
+    assert kept.dtype == torch.float32
+    buffer = torch.empty(R, GAMMA, V)
+    given = block(ours, base, torch.zeros(R), logits_out=buffer)
+    assert DraftSteps()(refuse_whole, **given)[1] is not None
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("why", ["quicker", "does not fit", "refused", "too large"])
+def test_every_fallback_of_the_operator_is_over_the_same_tokens(
+    monkeypatch: pytest.MonkeyPatch, why: str
+) -> None:
+    ours, steps = model(), DraftSteps()
+    reduce(worker(ours))
+    monkeypatch.setattr(draft, "runs_on", lambda _: True)
+    monkeypatch.setattr(draft.mode, "choice", lambda: Choice(True, ""))
+    steps._fits = why != "does not fit"
+    agreed: list[int] = []
+
+    def sync(site: Any, tokens: Tensor) -> Tensor:
+        agreed.append(len(tokens))
+        return tokens
+
+    ranks = SimpleNamespace(enabled=lambda site: why == "refused", sync=sync)
+    if why == "too large":
+        monkeypatch.setattr(steps, "_launched", lambda given: None)
+    base = ours.compute_base_logits(hidden())[0].view(R, GAMMA, -1)
+    out = torch.empty(R, GAMMA, V) if why == "quicker" else None
+    given = block(ours, base, torch.zeros(R), logits_out=out, tp_sync=ranks)
+    tokens, _ = steps(refuse_whole, **given)
+    assert bool(torch.isin(tokens, ALLOWED).all())
+    assert agreed == [R] * GAMMA, "ranks agree on each draft before the next"
+
+
+@pytest.mark.parametrize(("cuda", "capturing", "captured"), [
+    (True, True, True), (True, False, False), (False, True, False)
+])  # fmt: skip
+def test_a_buffer_is_captured_on_a_device_alone(
+    monkeypatch: pytest.MonkeyPatch, cuda: bool, capturing: bool, captured: bool
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing)
+    buffer: Any = SimpleNamespace(is_cuda=cuda)
+    assert reduced_vocabulary._is_captured(buffer) == captured
+
+
+@torch.no_grad()
+def test_a_seed_chooses_by_token_ids() -> None:
+    """The choice is that of SGLang's steps over the whole vocabulary."""
     whole, ours = model(), model()
     reduce(worker(ours))
     all_logits = (hidden() @ whole.lm_head.weight.T)[:, :V].view(R, GAMMA, V)
@@ -174,8 +232,27 @@ def test_a_seed_chooses_among_all_tokens() -> None:
 
 
 @torch.no_grad()
-def test_an_update_of_the_drafter_renews_the_rows_in_place() -> None:
+@pytest.mark.parametrize(
+    "name", ["end_weight_update", "update_weights_from_disk", "update_weights_from_ipc"]
+)
+def test_every_update_renews_the_rows_in_place(name: str) -> None:
+    """Those of the target, too: they bring another LM head."""
     ours = model()
+    hosting = DSparkWorkerV2.__new__(DSparkWorkerV2)
+    hosting.__dict__.update(vars(worker(ours)))
+
+    class Theirs:
+        draft_worker = hosting
+
+    def done(self: Any, recv_req: Any) -> Any:
+        return SimpleNamespace(success=True)
+
+    setattr(Theirs, name, done)
+    updater: Any = registry.derive(Theirs, WeightUpdater)()
+
+    def update() -> None:
+        assert getattr(updater, name)(None).success
+
     reduce(worker(ours))
     reduced = reduced_of(ours.markov_head)
     assert reduced is not None
@@ -185,10 +262,22 @@ def test_an_update_of_the_drafter_renews_the_rows_in_place() -> None:
     assert reduced.head.markov_w1 is ours.markov_head.markov_w1
     ours.markov_head.markov_w2.weight.mul_(2)
     ours.lm_head.weight.add_(1)
-    weight_updates.renew_copies(ours)
+    update()
     assert torch.equal(reduced.w2, ours.markov_head.markov_w2.weight[ALLOWED])
     assert torch.equal(reduced.lm_head, ours.lm_head.weight[ALLOWED])
     assert (reduced.lm_head.data_ptr(), reduced.w2.data_ptr()) == places
+
+
+def test_another_vocabulary_after_an_update_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    ours = model()
+    reduce(worker(ours))
+    weight_updates.renew_heads(ours)
+    assert not caplog.records
+    with torch.no_grad():
+        restrict_vocabulary(ours.markov_head, ALLOWED[1:])
+    weight_updates.renew_heads(ours)
+    assert "has another vocabulary" in caplog.messages[-1]
+    weight_updates.renew_heads(SimpleNamespace())
 
 
 def test_heads_that_span_the_vocabulary_are_left_alone(
