@@ -7,8 +7,8 @@ the rows, one cuts the lists, one judges and draws. Logits are read twice.
 
 A list is complete if the cuts drop a token of it, as they then drop all that it lacks. So a top-k
 below the list's length always completes it; top-p and min-p do in most rows. A request with an
-incomplete list has no outcome here, nor has one with a seed: `Listed.complete` tells the operator
-on whole rows which requests to skip. Both read the same uniforms, and logits alone decide which
+incomplete list has no outcome here, nor has one with a seed: the operator on whole rows skips the
+requests that `Listed.complete` marks. Both read the same uniforms, and logits alone decide which
 one judges.
 
 Of a greedy request top-k must be 1, which makes its list its argmax. Sums are float64, weights
