@@ -47,12 +47,19 @@ STAGES = {
 def paper() -> list[str]:
     """Tabulate the drafters of the paper's recipes, sampled first, then greedy."""
     sampled, greedy = _metrics("drafters_paper_sampled"), _metrics("drafters_paper")
+    of = {"T=1": sampled, "T=0": greedy}
     return [
         *wrapped(trained_alike(RECIPES)),
         "",
-        *_taus({"T=1": sampled, "T=0": greedy}, PAPER),
+        "| tau (95% over trainings) | math | code | chat | macro |",
+        "|---|---|---|---|---|",
+        *(
+            f"| {name}, {about} | {' | '.join(_trained(metrics['tau'][label]))} |"
+            for about, metrics in of.items()
+            for label, name in PAPER.items()
+        ),
         "",
-        *_ratios({"T=1": sampled, "T=0": greedy}, PAPER),
+        *_trained_ratios(of),
         "",
         *_sources("drafters_paper_sampled", "drafters_paper"),
     ]
@@ -163,6 +170,24 @@ def _tau_row(name: str, metrics: Mapping[str, Any], label: str) -> str:
         low, high = metrics["interval"][label][domain]
         cells.append(f"{metrics['tau'][label][domain]:.3f} ({low:.2f}-{high:.2f})")
     return f"| {name} | {' | '.join(cells)} |"
+
+
+def _trained(tau: Mapping[str, Any]) -> Iterable[str]:
+    for domain in DOMAINS:
+        found = tau[domain]["by_trainings"]
+        yield f"{found['value']:.3f} ({found['low']:.2f}-{found['high']:.2f})"
+
+
+def _trained_ratios(of: Mapping[str, Any]) -> Iterable[str]:
+    """Yield DSpark's tau over each other's: every training, and the mean by both intervals."""
+    yield "| DSpark over | each training | mean, 95% over trainings | 95% over prompts |"
+    yield "|---|---|---|---|"
+    for about, metrics in of.items():
+        for label, name in list(PAPER.items())[1:]:
+            found = metrics["ratio"][f"dspark/{label}"]["macro"]
+            each = ", ".join(f"{100 * (ratio - 1):+.1f}%" for ratio in found["each"])
+            over = [_percent(found[key]) for key in ("by_trainings", "by_prompts")]
+            yield f"| {name}, {about} | {each} | {over[0]} | {over[1]} |"
 
 
 def _ratios(of: Mapping[str, Mapping[str, Any]], names: Mapping[str, str]) -> Iterable[str]:
