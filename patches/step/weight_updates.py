@@ -29,17 +29,14 @@ class WeightUpdater(Upstream):
 
     def update_weights_from_disk(self, recv_req: Any) -> Any:
         """Renew the rows of the target's LM head that a draft copied."""
-        return self._heads_renewed(super().update_weights_from_disk(recv_req))
+        result = super().update_weights_from_disk(recv_req)
+        weight_updates.renew_heads_of(self.draft_worker)  # a failed one may have written, too
+        return result
 
     def update_weights_from_ipc(self, recv_req: Any) -> Any:
         """As `update_weights_from_disk`."""
-        return self._heads_renewed(super().update_weights_from_ipc(recv_req))
-
-    def _heads_renewed(self, result: Any) -> Any:
-        """Return the result; a failed update may have written weights, too."""
-        worker = self.draft_worker
-        if isinstance(worker, upstream.DSparkWorkerV2) and worker._hosts_draft:
-            weight_updates.renew_heads(worker.draft_model)
+        result = super().update_weights_from_ipc(recv_req)
+        weight_updates.renew_heads_of(self.draft_worker)
         return result
 
     def end_weight_update(self, recv_req: Any) -> Any:

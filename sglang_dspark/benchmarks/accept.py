@@ -79,7 +79,8 @@ def _peers_of(cut: Cut, given: Windows) -> dict[str, partial[Call]]:
         f"ours on lists, {rule} rule": partial(_on_lists, given, cut.top_k, rule)
         for rule in ("token", "block")
     }
-    return lists | {"torch.topk": partial(topk, given.logits, cut.top_k or LISTS[-1])}
+    listed = cut.top_k or min(LISTS[-1], given.logits.shape[1])
+    return lists | {"torch.topk": partial(topk, given.logits, listed)}
 
 
 def windows(requests: int, gamma: int, vocab: int, device: str) -> Windows:

@@ -72,6 +72,14 @@ def renew_heads(model: Any) -> None:
         reduced.renew()
 
 
+def renew_heads_of(worker: Any) -> None:
+    """Renew the heads of a worker's draft model, if it is a DSPARK worker that has one."""
+    from sglang_dspark.serving import upstream
+
+    if isinstance(worker, upstream.DSparkWorkerV2) and worker._hosts_draft:
+        renew_heads(worker.draft_model)
+
+
 def _stacked(attention: list[Any], name: str) -> torch.Tensor:
     """Rows of all layers' keys and values, [L * 2 * H * D, ...]."""
     return torch.cat(

@@ -34,7 +34,7 @@ def test_a_changed_figure_changes_the_page(monkeypatch: pytest.MonkeyPatch) -> N
     ("before", "after", "key"),
     [
         ("steps: 2000", "steps: 4000", "steps"),
-        ("anchors_per_sequence: 24", "anchors_per_sequence: 72", "anchors_per_sequence"),
+        ("anchors_per_sequence: 12", "anchors_per_sequence: 72", "anchors_per_sequence"),
         ("runs/answers/states", "runs/other/states", "data"),
         ("gamma: 7", "gamma: 5", "gamma"),
     ],
@@ -51,4 +51,4 @@ def test_recipes_that_differ_are_not_called_alike(
     recipe.write_text(body.replace(before, after))
     with pytest.raises(DSparkError, match=rf"dflash.yaml differs from dspark.yaml in .*{key}"):
         drafters.trained_alike(tmp_path / "paper")
-    assert "2,000 steps of 144 blocks of 7" in drafters.trained_alike(drafters.RECIPES)
+    assert "2,000 steps of 72 blocks of 7" in drafters.trained_alike(drafters.RECIPES)

@@ -97,24 +97,17 @@ class ReducedVocabulary:
 
         choose: replaces the columns that a step draws; logits must be kept.
         """
-        kept = None
-        if not greedy_draft:
-            kept = torch.empty_like(
-                base_logits, dtype=markov_head.step_logits_dtype(base_logits.dtype)
-            )
+        dtype = markov_head.step_logits_dtype(base_logits.dtype)
+        kept = None if greedy_draft else torch.empty_like(base_logits, dtype=dtype)
         previous, drafted = anchor_tokens.long(), []
         for step in range(base_logits.shape[1]):
             column, _ = upstream._draft_step(
                 self.head,
                 previous,
                 base_logits[:, step],
-                hidden_states=None,
-                state=None,
-                temperatures=step_temperatures,
-                noise=noise,
-                step=step,
-                logits_out=None if kept is None else kept[:, step],
-            )
+                hidden_states=None, state=None, temperatures=step_temperatures, noise=noise,
+                step=step, logits_out=None if kept is None else kept[:, step],
+            )  # fmt: skip
             if choose is not None and kept is not None:
                 column = choose(column, kept[:, step], step)
             previous = tp_sync.sync(upstream.SpecTpSyncSite.DSPARK_DRAFT, self.tokens[column])
