@@ -30,9 +30,8 @@ class DSparkWorker(Upstream):
     def init_cuda_graphs(self) -> None:
         """Capture a draft if a graph supports it; then attach our step to the ready worker.
 
-        On a GPU the draft's heads are reduced to the tokens that can be drafted before that.
-
-        A capture of grouped products that read the host would end the server.
+        A capture of grouped products that read the host would end the server. On a GPU the draft's
+        heads are reduced to the tokens that can be drafted, before the capture.
         """
         if self._hosts_draft:
             self._decode_graph_allowed &= getattr(self.draft_model, "capturable", True)

@@ -141,7 +141,6 @@ NAMES: dict[str, tuple[str, ...]] = {  # module -> names; "X as Y": used here as
         "GatedMarkovHead",
         "RNNHead",
         "VanillaMarkov",
-        "should_apply_lm_head_quant_method",
     ),
     "sglang.srt.models.llama": (
         "LlamaAttention",

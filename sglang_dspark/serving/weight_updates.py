@@ -47,6 +47,7 @@ def weights_version(model: Any) -> int:
 def renew_copies(model: Any) -> None:
     """Write a draft model's weights into SGLang's stacked copies, in place: graphs read them."""
     model.__dict__[_VERSION] = weights_version(model) + 1
+    renew_heads(model)
     attention = [layer.self_attn for layer in model.layers]
     fused = getattr(model, "_fused_kv_write_cache", None)  # a pool's id and its bundle
     if fused is not None and fused[1] is not None:
@@ -56,7 +57,6 @@ def renew_copies(model: Any) -> None:
             weight.copy_(_stacked(attention, "weight"))
             fused[1].k_norm_weights.copy_(torch.stack([a.k_norm.weight for a in attention]))
     stacked = getattr(model, "_stacked_ctx_kv_cache", None)
-    renew_heads(model)
     if stacked:
         stacked["weight"].copy_(_stacked(attention, "weight"))
         stacked["k_norm_weight"].copy_(torch.stack([a.k_norm.weight for a in attention]))
