@@ -1,14 +1,15 @@
 """Verify whole windows greedily (paper, 3.1, T = 0), captured with the target's pass.
 
-One launch. A row of logits is searched in parts, a program each; rows behind a request's verified
-ones are not read. The last program of a request to arrive, told by a counter that it resets, joins
-the parts: the target's choice of every row, the longest prefix of drafts that it agrees with, its
-own token behind it, and all that the step hands on. The rule is `sglang_dspark.verify.greedy`.
+One launch over the packed rows of the pass: request r has those behind the rows of the requests
+before it. A row of logits is searched in parts, a program each. The last program of a request to
+arrive, counted by a counter that it resets, joins the parts: the target's choice of every row, the
+longest prefix of drafts that it agrees with, its own token behind it, and all that the step hands
+on. The rule is `sglang_dspark.verify.greedy`.
 
-Upstream does it in an argmax over all R (gamma + 1) rows and some ten small launches
-(sglang/srt/speculative/dspark_components/dspark_verify.py, `DsparkVerifyEpilogue._accept`); that
-code is what the outcome must equal. Of equal logits the lowest token is chosen; NaN
-never is.
+Upstream scatters the rows to windows of gamma + 1, [slots (gamma + 1), V], then takes an argmax of
+all of them and some ten small launches (sglang/srt/speculative/dspark_components/dspark_verify.py,
+`DsparkVerifyEpilogue.__call__`); that code is what the outcome must equal. Of equal logits the
+lowest token is chosen; NaN never is.
 """
 
 from __future__ import annotations
@@ -59,15 +60,15 @@ def room_for(requests: int, width: int, device: torch.device) -> Room:
     )
 
 
-def why_not(window: Tensor, rows: Tensor, logits: Tensor, out: Emitted, room: Room) -> str | None:
+def why_not(ids: Tensor, rows: Tensor, logits: Tensor, out: Emitted, room: Room) -> str | None:
     """Return what the operator does not support, in one line; None if it supports all."""
-    requests, width = window.shape
+    requests, width = out.tokens.shape
     if logits.dtype not in TYPES or logits.dim() != 2 or logits.stride(1) != 1:
         return f"logits must be rows in {', '.join(map(str, TYPES))}: {logits.dtype}"
-    if logits.shape[0] < requests * width:
-        return f"{requests} windows of {width} rows need more logits than {logits.shape[0]} rows"
-    if window.dtype != torch.int64 or window.stride(1) != 1 or len(rows) < requests:
-        return f"windows must be [R, gamma + 1] int64, and rows [R]: {window.dtype}"
+    if logits.shape[0] != len(ids):
+        return f"{len(ids)} tokens need as many rows of logits, not {logits.shape[0]}"
+    if ids.dtype != torch.int64 or not ids.is_contiguous() or len(rows) != requests:
+        return f"tokens must be [T] int64, contiguous, and rows [{requests}]: {ids.dtype}"
     if room.tops.shape[0] < requests or room.tops.shape[1] < width:
         return f"room for {tuple(room.tops.shape[:2])} is too small for {(requests, width)}"
     wanted = (torch.int64, torch.int64, torch.int32, torch.int32, torch.int64, torch.int64)
@@ -77,34 +78,35 @@ def why_not(window: Tensor, rows: Tensor, logits: Tensor, out: Emitted, room: Ro
 
 
 def accept_greedy_triton(
-    window: Tensor, rows: Tensor, logits: Tensor, lens: Tensor, out: Emitted, room: Room
+    ids: Tensor, rows: Tensor, logits: Tensor, lens: Tensor, out: Emitted, room: Room
 ) -> None:
     """Write what each request of a greedy step emits.
 
-    window: [R, gamma + 1] int64, anchors and drafts. rows: [R] integers, how many of them are
-    verified; a slot without a request has 0. logits: [R (gamma + 1) or more, V] of the target.
-    lens: [R] integers, lengths before the step. out: written. room: of `room_for`.
+    ids: [T] int64, anchors and drafts of the packed pass. rows: [R] integers, how many of them are
+    each request's, together at most T; a slot without a request has 0. logits: [T, V] of the
+    target. lens: [R] integers, lengths before the step. out: written. room: of `room_for`.
     Raises ValueError where `why_not` says so.
     """
-    reason = why_not(window, rows, logits, out, room)
+    reason = why_not(ids, rows, logits, out, room)
     if reason is not None:
         raise ValueError(f"accept_greedy: {reason}")
-    requests, width = window.shape
+    requests, width = out.tokens.shape
     vocab = logits.shape[1]
     parts = parts_of(requests * width, vocab)
     _accept_greedy_kernel[(requests, width, parts)](
-        window,
+        ids,
         rows,
         logits,
         lens,
         *room,
         *out,
+        requests,
         vocab,
         width,
-        window.stride(0),
         logits.stride(0),
         _ALIGNED * triton.cdiv(vocab, _ALIGNED * parts),
         parts=parts,
+        lanes=triton.next_power_of_2(requests),
         places=triton.next_power_of_2(width),
         block=min(2048, triton.next_power_of_2(vocab)),
         num_warps=8,
@@ -119,17 +121,24 @@ def parts_of(rows: int, vocab: int) -> int:
     return parts
 
 
-def accept_greedy_torch(window: Tensor, rows: Tensor, logits: Tensor, lens: Tensor) -> Emitted:
-    """The reference of `accept_greedy_triton`; the same arguments, new outputs, any device."""
-    requests, width = window.shape
-    searched = logits[: requests * width].float()
+def accept_greedy_torch(
+    ids: Tensor, rows: Tensor, logits: Tensor, lens: Tensor, width: int
+) -> Emitted:
+    """The reference of `accept_greedy_triton`; the same arguments, new outputs, any device.
+
+    width: gamma + 1.
+    """
+    searched = logits.float()
     searched = torch.where(searched.isnan(), float("-inf"), searched)
-    target = searched.argmax(-1).view(requests, width)
-    places = torch.arange(width, device=window.device)
-    agreed = (window[:, 1:] == target[:, :-1]) & (places[1:] < rows[:, None])
+    choice = torch.nn.functional.pad(searched.argmax(-1), (0, width))  # [T + width]
+    places = torch.arange(width, device=ids.device)
+    at = (rows.long().cumsum(0) - rows)[:, None] + places  # [R, width]
+    verified = places < rows[:, None]
+    target = torch.where(verified, choice[at], 0)
+    drafts = torch.nn.functional.pad(ids, (0, width + 1))[at + 1]
+    agreed = (drafts == target)[:, :-1] & verified[:, 1:]
     accepted = agreed.long().cumprod(1).sum(1)
     bonus = target.gather(1, accepted[:, None])[:, 0]
-    drafts = torch.nn.functional.pad(window[:, 1:], (0, 1))
     emitted = (accepted + 1).int()
     return Emitted(
         accepted,
@@ -141,26 +150,30 @@ def accept_greedy_torch(window: Tensor, rows: Tensor, logits: Tensor, lens: Tens
     )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["requests"])
 def _accept_greedy_kernel(
-    window, rows, logits, lens, tops, choices, arrivals,
+    ids, rows, logits, lens, tops, choices, arrivals,
     accepted, bonus, dropped, emitted, new_lens, tokens,
-    vocab, width, window_stride, row_stride, part,
-    parts: tl.constexpr, places: tl.constexpr, block: tl.constexpr,
+    requests, vocab, width, row_stride, part,
+    parts: tl.constexpr, lanes: tl.constexpr, places: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
     r, place, own = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    length = tl.minimum(tl.maximum(tl.load(rows + r).to(tl.int32), 1), width)
+    lane = tl.arange(0, lanes)
+    counts = tl.load(rows + lane, mask=lane < requests, other=0).to(tl.int32)
+    begin = tl.sum(tl.where(lane < r, counts, 0), 0)
+    length = tl.sum(tl.where(lane == r, counts, 0), 0)  # 0 of a slot without a request
     if place < length:
-        at = (r * width + place).to(tl.int64)
+        at = (begin + place).to(tl.int64)
         top, choice = _searched(logits + at * row_stride, own * part, part, vocab, block)
-        tl.store(tops + at * parts + own, top)
-        tl.store(choices + at * parts + own, choice)
+        found = (r * width + place).to(tl.int64) * parts + own
+        tl.store(tops + found, top)
+        tl.store(choices + found, choice)
     tl.debug_barrier()  # all of a program's findings are written before it arrives
     if tl.atomic_add(arrivals + r, 1, sem="acq_rel") == width * parts - 1:
         tl.store(arrivals + r, 0)
         j = tl.arange(0, places)
         target = _joined(tops, choices, (r * width + j).to(tl.int64), j < length, parts)
-        draft = tl.load(window + r * window_stride + j + 1, mask=j + 1 < width, other=0)
+        draft = tl.load(ids + begin + j + 1, mask=j + 1 < length, other=0)
         wrong = (draft != target) | (j + 1 >= length)
         kept = tl.min(tl.where(wrong, j, width), 0)
         token = tl.sum(tl.where(j == kept, target, 0), 0).to(tl.int64)

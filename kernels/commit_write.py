@@ -1,9 +1,9 @@
-"""Write keys and values of packed rows into all draft layers' caches in one launch (paper, 3.1.1).
+"""Write keys and values of a pass's rows into all draft layers' caches in one launch (paper, 3.1.1).
 
 One product gives the keys and values of every layer. What is left is a norm over each key's head,
 its rotation by the row's position, and a row of each layer's two caches. A program does that for
 one row and one layer, all heads at once, in float32. It looks at the slot first: rows without one
-(`commit_rows.NOWHERE`, or below) are skipped, so tokens that the step did not emit are not written.
+(`NOWHERE`, or below), which fill a graph's size, are skipped.
 
 Upstream (sglang/kernels/ops/speculative/dspark/fused_kv_write.py) has such a launch for
 caches in bfloat16 whose sizes are powers of two; any other cache requires several calls a layer.
@@ -22,9 +22,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sglang_dspark.kernels.commit_rows import NOWHERE
 from sglang_dspark.kernels.rounding import narrowed
 
+NOWHERE = 0  # the cache slot that is no token's
 # Of the caches. E4M3 is converted to by devices of compute capability 8.9 and above.
 TYPES = {
     torch.float32: tl.float32,

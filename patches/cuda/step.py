@@ -1,4 +1,4 @@
-"""Run our draft steps and accept rule in the graphs of a DSPARK worker on a GPU.
+"""Run our draft steps, accept rule and commit in the graphs of a DSPARK worker on a GPU.
 
 Upstream: sglang/srt/speculative/dspark_components/{dspark_verify,dspark_draft}.py.
 The tail of the draft's graph (dspark_draft_sampler.py) imports `draft_markov_block` by name. A
@@ -16,16 +16,17 @@ SEAMS = Seams(device="cuda")
 
 
 @SEAMS.around(
-    "cuda-graph-accept",
-    "sglang.srt.speculative.dspark_components.dspark_verify.DsparkVerifyEpilogue._accept",
-    signature="(self, *, candidates, logits, draft_tokens, seq_lens, cutoff_verify_lens=None)",
-    why="upstream searches rows that are not verified and needs a dozen launches for the rest",
+    "cuda-graph-epilogue",
+    "sglang.srt.speculative.dspark_components.dspark_verify.DsparkVerifyEpilogue.capture_hook",
+    signature="(self, runner, out, forward_batch, num_tokens)",
+    why="upstream scatters logits to windows of all slots, needs a dozen launches to accept, and "
+    "leaves the commit of a dense draft to the host",
 )
-def accept_in_graph(original: Callable[..., Any], epilogue: Any, **given: Any) -> Any:
-    """AROUND hook of `_accept`: run our accept rule at the end of a graph of a verify pass."""
-    from sglang_dspark.backends.cuda.accept_in_graph import accept
+def end_of_graph(original: Callable[..., None], epilogue: Any, *given: Any) -> None:
+    """AROUND hook of `capture_hook`: accept and commit on the packed rows of a verify pass."""
+    from sglang_dspark.backends.cuda.graph_epilogue import run
 
-    return accept(original, epilogue, **given)
+    run(original, epilogue, *given)
 
 
 @SEAMS.around(

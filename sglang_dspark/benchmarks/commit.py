@@ -1,10 +1,9 @@
-"""Time the commit of accepted rows on a CUDA device: `python -m sglang_dspark.benchmarks.commit`.
+"""Time the commit of a pass on a CUDA device: `python -m sglang_dspark.benchmarks.commit`.
 
-A draft of five layers for a 4B target, in bfloat16. Ours packs R + K rows, projects these, and
-writes them. SGLang's operator (sglang/kernels/ops/speculative/dspark/fused_kv_write.py)
+A draft of five layers for a 4B target, in bfloat16. Ours projects and writes the packed rows of the
+pass, R + K. SGLang's operator (sglang/kernels/ops/speculative/dspark/fused_kv_write.py)
 writes what was projected of whole windows, as its injection does. Both products and the norm in
-between are torch's. `whole` is all of it, `pack` and `write` are one launch each. Rows are those of
-`timing.timed`.
+between are torch's. `whole` is all of it, `write` is one launch. Rows are those of `timing.timed`.
 """
 
 from __future__ import annotations
@@ -18,9 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear, rms_norm
 
-from sglang_dspark.benchmarks.commit_shapes import Windows, step
 from sglang_dspark.benchmarks.timing import Call, Candidate, print_rows
-from sglang_dspark.kernels.commit_rows import pack_triton
 from sglang_dspark.kernels.commit_write import DraftLayers, write_triton
 
 REQUESTS = (1, 16, 64, 256)
@@ -34,12 +31,18 @@ SHARE = 0.4  # of the drafts, verified
 
 @dataclass(frozen=True)
 class Stage:
-    """A step's windows and the draft that they are committed to.
+    """A pass and the draft that it is committed to.
 
-    fc: [d, F]; norm: [d]; stacked: [L * 2 * H * D, d]; cos_sin: [longest, D].
+    hidden: [T, F]. positions, slots, places: [T] int64, places in windows of `width` rows. emitted:
+    [R]. fc: [d, F]; norm: [d]; stacked: [L * 2 * H * D, d]; cos_sin: [longest, D].
     """
 
-    windows: Windows
+    hidden: Tensor
+    positions: Tensor
+    slots: Tensor
+    places: Tensor
+    emitted: Tensor
+    width: int
     layers: DraftLayers
     fc: Tensor
     norm: Tensor
@@ -52,20 +55,23 @@ class Stage:
         return linear(rms_norm(features, features.shape[-1:], self.norm, 1e-6), self.stacked)
 
     def ours(self) -> None:
-        """Packed, projected, written."""
-        packed = pack_triton(*self.windows)
-        self.write(self.projected(packed.hidden), packed.positions, packed.slots)
+        """Projected, written."""
+        self.write(self.projected(self.hidden))
 
-    def write(self, projected: Tensor, positions: Tensor, slots: Tensor) -> None:
+    def write(self, projected: Tensor) -> None:
         """The last launch of ours."""
-        write_triton(self.layers, projected, self.cos_sin, positions, slots)
+        write_triton(self.layers, projected, self.cos_sin, self.positions, self.slots)
+
+    def windows(self, rows: Tensor) -> Tensor:
+        """Rows of the pass, [T, ...], in window order, [R * width, ...]."""
+        spread = rows.new_zeros(len(self.emitted) * self.width, *rows.shape[1:])
+        return spread.index_copy(0, self.places, rows)
 
     def peer(self) -> Callable[[Tensor], None]:
         """The last launch of SGLang's, over whole windows; raises where there is none."""
         module = import_module("sglang.kernels.ops.speculative.dspark.fused_kv_write")
-        given, (count, heads, size) = self.windows, self.layers.sizes
-        width = given.slots.shape[1]
-        positions = given.lens[:, None] + torch.arange(width, device=given.lens.device)
+        count, heads, size = self.layers.sizes
+        positions, slots = self.windows(self.positions), self.windows(self.slots)
 
         def write(projected: Tensor) -> None:
             module.fused_kv_norm_rope_write(
@@ -73,31 +79,31 @@ class Stage:
                 self.layers.table,
                 self.layers.norms,
                 self.cos_sin,
-                positions.flatten(),
-                given.slots.flatten(),
+                positions,
+                slots,
                 count,
                 heads * size,
                 size,
                 self.layers.epsilon,
-                commit_lens=given.emitted,
-                locs_row_width=width,
+                commit_lens=self.emitted,
+                locs_row_width=self.width,
             )
 
         return write
 
 
 def stage(requests: int, gamma: int, sizes: tuple[int, int, int, int, int], device: str) -> Stage:
-    """sizes: F, d, L, H, D. No request emits more than one draft, and SHARE of all are verified."""
+    """sizes: F, d, L, H, D. SHARE of all drafts are verified, as many of each request as of the
+    others but for one, and half of the verified rows are emitted."""
     features, hidden, layers, heads, size = sizes
     generator = torch.Generator().manual_seed(requests)
-    case = step(generator, requests, gamma, features, turn=10, device=device)
-    slots = 1 + torch.randperm(requests * (gamma + 1), generator=generator)
-    verified = requests + round(SHARE * requests * gamma)
-    case = case._replace(
-        emitted=case.emitted.clamp(max=2),
-        rows=max(verified, int(case.emitted.clamp(max=2).sum())),
-        slots=slots.view(requests, -1).to(device),
-    )
+    width, verified = gamma + 1, requests + round(SHARE * requests * gamma)
+    ends = torch.linspace(0, verified, requests + 1).round().long()
+    rows = ends.diff()  # [R]
+    request = torch.repeat_interleave(torch.arange(requests), rows)
+    place = torch.arange(verified) - ends[request]
+    lens = torch.randint(0, LONGEST - width, (requests,), generator=generator)
+    slots = 1 + torch.randperm(verified, generator=generator)
 
     on_device = torch.Generator(device).manual_seed(requests)
 
@@ -105,11 +111,15 @@ def stage(requests: int, gamma: int, sizes: tuple[int, int, int, int, int], devi
         made = torch.randn(shape, generator=on_device, device=device) * shape[-1] ** -0.5
         return made.to(torch.bfloat16)
 
-    caches = [random(len(slots) + 1, heads, size) for _ in range(2 * layers)]
+    caches = [random(verified + 1, heads, size) for _ in range(2 * layers)]
     angles = torch.rand(LONGEST, size // 2, generator=generator) * 6.3
     return Stage(
-        # Rejected rows are no numbers in the shapes of the tests; a product would carry them on.
-        windows=case._replace(hidden=case.hidden.to(torch.bfloat16).nan_to_num()),
+        hidden=random(verified, features),
+        positions=(lens[request] + place).to(device),
+        slots=slots.to(device),
+        places=(request * width + place).to(device),
+        emitted=((rows + 1) // 2).int().to(device),
+        width=width,
         layers=DraftLayers(
             caches[:layers],
             caches[layers:],
@@ -135,13 +145,12 @@ def candidates(
         ways: tuple[tuple[str, str, partial[Call]], ...] = (
             ("whole", "ours", partial(_whole, made)),
             ("whole", PEER, partial(_peer_whole, made)),
-            ("pack", "ours", partial(_pack, made)),
             ("write", "ours", partial(_write, made)),
             ("write", PEER, partial(_peer_write, made)),
         )
-        shape = (count, GAMMA, sizes[0], made.windows.rows)
+        shape = (count, GAMMA, sizes[0], len(made.hidden))
         for case, name, make in ways:
-            # A server launches it behind the graph of the target's pass.
+            # Ours ends the graph of the target's pass; SGLang's injection is launched behind it.
             yield Candidate("commit", shape, case, name, make, eager=case == "whole")
 
 
@@ -149,23 +158,18 @@ def _whole(made: Stage) -> Call:
     return made.ours
 
 
-def _pack(made: Stage) -> Call:
-    return lambda: pack_triton(*made.windows)
-
-
 def _write(made: Stage) -> Call:
-    packed = pack_triton(*made.windows)
-    projected = made.projected(packed.hidden)
-    return lambda: made.write(projected, packed.positions, packed.slots)
+    projected = made.projected(made.hidden)
+    return lambda: made.write(projected)
 
 
 def _peer_whole(made: Stage) -> Call:
-    write, hidden = made.peer(), made.windows.hidden
+    write, hidden = made.peer(), made.windows(made.hidden)
     return lambda: write(made.projected(hidden))
 
 
 def _peer_write(made: Stage) -> Call:
-    write, projected = made.peer(), made.projected(made.windows.hidden)
+    write, projected = made.peer(), made.projected(made.windows(made.hidden))
     return lambda: write(projected)
 
 

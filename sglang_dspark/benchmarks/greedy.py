@@ -1,8 +1,8 @@
 """Time greedy acceptance on a CUDA device: `python -m sglang_dspark.benchmarks.greedy`.
 
-`accept_greedy` on float32 logits next to SGLang's `AcceptGreedy`, `FinalizeAcceptLens` and
-`BuildOutTokens`, as its graphs call them. Every draft is verified. Rows are those of
-`timing.timed`.
+`accept_greedy` on packed float32 logits next to SGLang's operators, as its graphs call them: the
+scatter to windows of all slots, then `AcceptGreedy`, `FinalizeAcceptLens` and `BuildOutTokens`.
+SHARE of the drafts are verified. Rows are those of `timing.timed`.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from sglang_dspark.kernels.accept_greedy import accept_greedy_triton, room_for
 
 REQUESTS = (1, 16, 64, 256)
 GAMMA, VOCAB = 7, 151_936
+SHARE = 0.4  # of the drafts, verified
 
 
 def candidates(
@@ -30,7 +31,7 @@ def candidates(
         case = step(count, GAMMA + 1, vocab, device)
         ways: dict[str, partial[Call]] = {
             "ours": partial(_ours, case),
-            "SGLang AcceptGreedy, lens, tokens": partial(upstream, case),
+            "SGLang scatter, AcceptGreedy, lens, tokens": partial(upstream, case),
         }
         for name, make in ways.items():
             yield Candidate("accept_greedy", (count, GAMMA, vocab), "", name, make)
@@ -39,35 +40,45 @@ def candidates(
 def step(requests: int, width: int, vocab: int, device: str) -> Step:
     """Make a step on the device itself; three of four drafts are the target's choice."""
     generator = torch.Generator(device).manual_seed(0)
-    logits = torch.randn((requests, width, vocab), generator=generator, device=device)
-    luck = torch.rand((requests, width), generator=generator, device=device)
-    other = torch.randint(vocab, (requests, width), generator=generator, device=device)
+    verified = 1 + torch.arange(requests, device=device) % (2 * round(SHARE * (width - 1)) + 1)
+    rows = verified.clamp(max=width)
+    total = int(rows.sum())
+    logits = torch.randn((total, vocab), generator=generator, device=device)
+    luck = torch.rand((total,), generator=generator, device=device)
+    other = torch.randint(vocab, (total,), generator=generator, device=device)
     return Step(
-        window=torch.where(luck < 0.75, logits.argmax(-1).roll(1, 1), other),
-        rows=torch.full((requests,), width, dtype=torch.int64, device=device),
-        logits=logits.view(-1, vocab),
+        ids=torch.where(luck < 0.75, logits.argmax(-1).roll(1), other),
+        rows=rows,
+        logits=logits,
         lens=torch.full((requests,), 1000, dtype=torch.int64, device=device),
+        width=width,
     )
 
 
 def _ours(case: Step) -> Call:
-    requests, width = case.window.shape
-    room = room_for(requests, width, case.logits.device)
-    out = outputs(requests, width, str(case.logits.device))
-    return lambda: accept_greedy_triton(*case, out, room)
+    requests = len(case.rows)
+    room = room_for(requests, case.width, case.logits.device)
+    out = outputs(requests, case.width, str(case.logits.device))
+    return lambda: accept_greedy_triton(*case[:4], out, room)
 
 
 def upstream(case: Step) -> Call:
     """SGLang's operators on the same step, without the copies that follow them."""
     module = import_module("sglang.kernels.ops.speculative.dspark.dspark_accept")
-    window = import_module("sglang.kernels.ops.speculative.dspark.dspark_verify_window")
-    width = case.window.shape[1]
-    drafts = case.window[:, 1:].contiguous()
+    windows = import_module("sglang.kernels.ops.speculative.dspark.dspark_verify_window")
+    width, requests = case.width, len(case.rows)
+    logits = case.logits.new_empty(requests * width, case.logits.shape[1])
+    ids = case.ids.new_empty(requests * width, 1)
+    drafts = case.ids.new_zeros(requests, width - 1)
 
     def call() -> Tensor:
+        for compact, out in ((case.logits, logits), (case.ids.view(-1, 1), ids)):
+            windows.scatter_compact_to_strided_into(
+                compact=compact, verify_lens=case.rows, out=out, stride=width, fill_value=0
+            )
         accepted, bonus, dropped = module.AcceptGreedy.execute(
-            candidates=case.window,
-            target_logits=case.logits,
+            candidates=ids.view(requests, width),
+            target_logits=logits,
             verify_num_draft_tokens=width,
             cutoff_verify_lens=case.rows,
             fused_argmax=True,
@@ -75,7 +86,7 @@ def upstream(case: Step) -> Call:
         module.FinalizeAcceptLens.execute(
             correct_len=accepted, cap_trim_lens=dropped, prefix_lens=case.lens
         )
-        tokens: Tensor = window.BuildOutTokens.execute(
+        tokens: Tensor = windows.BuildOutTokens.execute(
             draft_tokens=drafts,
             correct_len=accepted,
             bonus=bonus,

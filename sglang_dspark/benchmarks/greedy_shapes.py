@@ -14,12 +14,13 @@ VOCABULARIES = (2, 3, 17, 64, 127, 129, 257, 1000, 2048, 2049, 8192, 20_000)
 
 
 class Step(NamedTuple):
-    """Arguments of `accept_greedy_triton`, but for outputs and room."""
+    """Arguments of `accept_greedy_torch`; all but width also of `accept_greedy_triton`."""
 
-    window: Tensor
+    ids: Tensor
     rows: Tensor
     logits: Tensor
     lens: Tensor
+    width: int
 
 
 def steps(count: int, seed: int = 0, device: str = "cpu") -> Iterator[Step]:
@@ -40,32 +41,31 @@ def step(
 ) -> Step:
     """One step, drafts of which three in four are the target's choice.
 
-    turn chooses: few values (ties), rows that are no number or -inf, the type, rows with a stride,
-    an empty seat. Behind a request's verified rows stands what must not be read.
+    turn chooses: few values (ties), rows of NaN or -inf, the type, rows with a stride, an empty
+    slot. Rows behind the last request's, which fill a graph's size, must not be read.
     """
     width = gamma + 1
-    logits = torch.randn(requests, width, vocab, generator=generator)
+    rows = torch.randint(1, width + 1, (requests,), generator=generator)
+    if turn % 4 == 3:
+        rows[-1] = 0
+    total, padding = int(rows.sum()), (0, 3, 1)[turn % 3]
+    logits = torch.randn(total + padding, vocab, generator=generator)
     if turn & 1:
         logits = torch.round(logits)
     logits = logits.to(TYPES[turn % 3])
     if turn % 5 == 2:
-        odd = torch.randint(0, 4, (requests, width, vocab), generator=generator)
+        odd = torch.randint(0, 4, logits.shape, generator=generator)
         logits[odd == 0] = torch.nan
-        logits[0, 0] = -torch.inf
+        logits[:1] = -torch.inf
     best = torch.where(logits.isnan(), -torch.inf, logits.float()).argmax(-1)
-    luck = torch.rand(requests, width, generator=generator)
-    other = torch.randint(0, vocab, (requests, width), generator=generator)
-    window = torch.where(luck < 0.75, best.roll(1, 1), other)
-    rows = torch.randint(1, width + 1, (requests,), generator=generator)
-    logits[torch.arange(width) >= rows[:, None]] = torch.inf
-    if turn % 4 == 3:
-        rows[-1] = 0
-        logits[-1, 0] = 0.0  # as upstream fills the rows of an empty seat
-    flat = logits.view(requests * width, vocab)
+    luck = torch.rand(len(best), generator=generator)
+    other = torch.randint(0, vocab, best.shape, generator=generator)
+    ids = torch.where(luck < 0.75, best.roll(1), other)
+    logits[total:] = torch.inf
     if turn % 7 == 4:
-        flat = torch.nn.functional.pad(flat, (0, 5))[:, :vocab]
+        logits = torch.nn.functional.pad(logits, (0, 5))[:, :vocab]
     lens = torch.randint(1, 9000, (requests,), generator=generator)
-    return Step(*(part.to(device) for part in (window, rows, flat, lens)))
+    return Step(*(part.to(device) for part in (ids, rows, logits, lens)), width)
 
 
 def outputs(requests: int, width: int, device: str = "cpu") -> Emitted:

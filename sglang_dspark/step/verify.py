@@ -55,8 +55,7 @@ class VerifyOutput:
 
     outputs: upstream's, its logits [R * (gamma + 1), V] or [rows, V]. hidden: [rows, m * d].
 
-    in_graph: a captured pass ran. folded: it accepted too. rows: on a device that packs
-    rows, their packing and upstream's window of them.
+    in_graph: a captured pass ran. folded: it accepted too. rows: the device's packing of the pass.
     """
 
     outputs: Any

@@ -15,7 +15,7 @@ from triton.compiler import ASTSource
 from sglang_dspark.kernels.accept_greedy import _accept_greedy_kernel
 
 TENSORS = {
-    "window": "*i64",
+    "ids": "*i64",
     "rows": "*i64",
     "lens": "*i64",
     "tops": "*fp32",
@@ -28,13 +28,13 @@ TENSORS = {
     "new_lens": "*i64",
     "tokens": "*i64",
 }
-SIZES = ("vocab", "width", "window_stride", "row_stride", "part")
+SIZES = ("requests", "vocab", "width", "row_stride", "part")
 CASES = ((80, "*fp16", 1), (90, "*bf16", 1), (90, "*fp32", 32), (100, "*bf16", 8))
 
 
 def compiled(capability: int, logits: str, parts: int) -> dict[str, int]:
     """Bytes of code and of shared memory, and arrivals counted."""
-    constants = {"parts": parts, "places": 8, "block": 2048}
+    constants = {"parts": parts, "lanes": 16, "places": 8, "block": 2048}
     signature = {**TENSORS, "logits": logits, **dict.fromkeys(SIZES, "i32")}
     signature |= dict.fromkeys(constants, "constexpr")
     source = ASTSource(_accept_greedy_kernel, signature, constexprs=constants)

@@ -37,15 +37,15 @@ def parity(count: int) -> dict[str, Any]:
     for number, given in enumerate(steps(count)):
         if len(wrong) > 9:  # a fault need not be shown in every step
             break
-        out = outputs(*given.window.shape)
-        accept_greedy_triton(*given, out, room)
+        out = outputs(len(given.rows), given.width)
+        accept_greedy_triton(*given[:4], out, room)
         expected = accept_greedy_torch(*given)
         wrong += [f"step {number}, {name}" for name in different(out, expected)]
         wrong += [f"step {number}, SGLang's {name}" for name in unlike_upstream(given, out)]
         report["requests"] += len(out.accepted)
         report["kept"] += int(out.accepted.sum())
         report["cut"] += int((out.accepted < given.rows - 1).sum())
-        report["parts"].add(parts_of(given.window.numel(), given.logits.shape[1]))
+        report["parts"].add(parts_of(out.tokens.numel(), given.logits.shape[1]))
     return {
         **report,
         "parts": sorted(report["parts"]),
@@ -55,16 +55,20 @@ def parity(count: int) -> dict[str, Any]:
 
 
 def unlike_upstream(given: Step, out: Emitted) -> list[str]:
-    """The same of SGLang's own functions, where they are defined: seats taken, no NaN."""
+    """The same of SGLang's own functions, where they are defined: no empty slot, no NaN."""
     from sglang.kernels.ops.speculative.dspark import dspark_accept, dspark_verify_window
 
-    width = given.window.shape[1]
+    requests, width = len(given.rows), given.width
     if bool((given.rows < 1).any()) or bool(given.logits.isnan().any()):
         return []
-    readable = torch.arange(width) < given.rows[:, None]
-    logits = torch.where(readable.view(-1, 1), given.logits[: readable.numel()], 0.0)
+    verified = torch.arange(width) < given.rows[:, None]
+    total = int(given.rows.sum())
+    window = torch.zeros(requests, width, dtype=torch.int64)
+    window[verified] = given.ids[:total]
+    logits = given.logits.new_zeros(requests * width, given.logits.shape[1])
+    logits[verified.flatten()] = given.logits[:total]
     accepted, bonus, dropped = dspark_accept.accept_greedy(
-        candidates=given.window,
+        candidates=window,
         target_logits=logits,
         verify_num_draft_tokens=width,
         cutoff_verify_lens=given.rows,
@@ -73,7 +77,7 @@ def unlike_upstream(given: Step, out: Emitted) -> list[str]:
         correct_len=accepted, cap_trim_lens=0 * dropped, prefix_lens=given.lens
     )
     tokens = dspark_verify_window.build_out_tokens(
-        draft_tokens=given.window[:, 1:],
+        draft_tokens=window[:, 1:],
         correct_len=accepted,
         bonus=bonus,
         verify_num_draft_tokens=width,
@@ -97,7 +101,7 @@ class Allocated(TorchDispatchMode):
 
 
 def known() -> dict[str, Any]:
-    """Ties, what is no number, an infinite logit, a row without a largest one, an empty seat."""
+    """Ties, NaN, an infinite logit, a row of -inf, an empty slot, a row behind the last request."""
     inf, nan = float("inf"), float("nan")
     logits = torch.tensor(
         [
@@ -105,9 +109,9 @@ def known() -> dict[str, Any]:
             [[-0.0, 0.0, -1.0], [inf, 9.0, inf], [9.0, nan, nan]],
             [[5.0, 5.0, 6.0], [7.0, nan, nan], [7.0, 7.0, 7.0]],
         ]
-    )
-    window = torch.tensor([[9, 1, 2], [9, 0, 1], [9, 2, 0]])
-    given = Step(window, torch.tensor([3, 3, 0]), logits.view(9, 3), torch.tensor([4, 50, 7]))
+    ).view(9, 3)[:7]
+    ids = torch.tensor([9, 1, 2, 9, 0, 1, 2])
+    given = ids, torch.tensor([3, 3, 0]), logits, torch.tensor([4, 50, 7])
     out = outputs(3, 3)
     room = room_for(3, 3, torch.device("cpu"))
     accept_greedy_triton(*given, out, room)

@@ -1,69 +1,80 @@
-"""Write hidden states of emitted tokens into the draft's context: pack, project, store.
+"""Write hidden states of a verify pass into the draft's context, as keys and values.
+
+Every row of the pass is written, accepted or not, so a graph needs no outcome to do it. A rejected
+row is harmless, because it is overwritten before anything reads it:
+
+1. A row's slot belongs to its own request and position, past the request's committed length.
+2. A draft reads slots below the committed length, and those of its own block, which it writes
+   itself. The anchor of the next block has the first rejected position.
+3. A verify pass covers a window from the committed length on, and rows become committed in order,
+   so a slot is written with its final token before the committed length passes it.
+4. The target's own pass writes rejected rows into the same slots of its cache, so a slot that is
+   freed, shared by prefix or given to another request is treated alike in both caches.
+
+Rows that only fill a graph's size have slot 0, which no request owns.
 
 Upstream: `TargetHiddenKvInjector.inject_ragged` in sglang/srt/speculative/
-dspark_components/dspark_kv_inject.py, which projects whole windows and skips rejected rows when
-it writes.
+dspark_components/dspark_kv_inject.py, which projects windows of gamma + 1 rows and skips rejected
+rows when it writes.
 """
 
 from __future__ import annotations
 
 import logging
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from sglang_dspark.backends.cuda.draft_context import DraftContext, context_of, obstacle
-from sglang_dspark.kernels.commit_rows import Packed, pack_torch, pack_triton
 from sglang_dspark.kernels.commit_write import write_triton
 from sglang_dspark.kernels.platform import runs_on
 
 logger = logging.getLogger(__name__)
 
 
-class StepCommit:
-    """Chooses the way of each step; says once why a GPU writes by SGLang's calls."""
+class ContextRows(NamedTuple):
+    """hidden: [T, F]. positions, slots: [T] int64 of each row in its request, in the cache."""
 
-    def __init__(self) -> None:
+    hidden: Tensor
+    positions: Tensor
+    slots: Tensor
+
+
+class StepCommit:
+    """Writes rows of one drafter; logs once why a GPU writes by SGLang's calls.
+
+    injector: upstream's `TargetHiddenKvInjector`.
+    """
+
+    def __init__(self, injector: Any) -> None:
+        self._injector = injector
         self._context: DraftContext | None = None
         self._refused: tuple[Any, Any] | None = None  # a model and its cache
 
-    def __call__(
-        self, worker: Any, batch: Any, window: Any, hidden: Tensor, emitted: Tensor, rows: int
-    ) -> bool:
-        """Write keys and values of the first emitted[r] rows of each window.
-
-        window: upstream's `VerifyWindow`. hidden: [R (gamma + 1), F] of the target's pass. emitted:
-        [R] int32 on the device. rows: of the pass, no fewer than are emitted. False: nothing was
-        written, as here SGLang's own way over whole windows takes no more rows.
-        """
-        if _latent(worker):
-            return False
-        if rows >= len(hidden) and self._resolved(worker, hidden.device) is None:
-            return False
-        slots = worker._kv_injector.ids_for(window.kv_loc_plan).long().view(len(emitted), -1)
-        pack = pack_triton if runs_on(hidden.device) else pack_torch
-        most = min(rows, len(hidden))
-        self.write(worker, pack(hidden, emitted, batch.seq_lens, slots.contiguous(), most))
-        return True
+    @property
+    def is_latent(self) -> bool:
+        """Return whether the cache is of a latent attention, which SGLang alone writes."""
+        return hasattr(self._pool, "set_swa_key_buffer_radix_fused_norm_rope")
 
     @torch.inference_mode()
-    def write(self, worker: Any, packed: Packed) -> None:
-        """Keys and values of packed rows into the draft's cache."""
-        context = self._resolved(worker, packed.hidden.device)
+    def write(self, rows: ContextRows) -> None:
+        """Write keys and values of the rows into the draft's cache."""
+        context = self.context(rows.hidden.device)
         if context is None:
-            _write_by_upstream(worker._kv_injector, packed)
+            _write_by_upstream(self._injector, rows)
             return
-        features = worker._kv_injector.draft_model.project_target_hidden(packed.hidden)
+        features = self._injector.draft_model.project_target_hidden(rows.hidden)
         projected = context.project(features)  # of all layers in one product
-        cos_sin = context.rotary.cos_sin_cache  # made anew for longer positions
-        write_triton(context.layers, projected, cos_sin, packed.positions, packed.slots)
+        cos_sin = context.rotary.cos_sin_cache  # allocated anew for longer positions
+        write_triton(context.layers, projected, cos_sin, rows.positions, rows.slots)
 
-    def _resolved(self, worker: Any, device: torch.device) -> DraftContext | None:
-        """Anew when weights or cache were exchanged; None: SGLang writes."""
-        if not runs_on(device):
+    def context(self, device: torch.device) -> DraftContext | None:
+        """Return what the operator writes to, resolved anew when weights or cache were exchanged;
+        None: SGLang writes."""
+        if not runs_on(device) or self.is_latent:
             return None
-        model, pool = worker._kv_injector.draft_model, _pool(worker)
+        model, pool = self._injector.draft_model, self._pool
         if self._refused is not None and self._refused == (model, pool):
             return None
         if self._context is None or not self._context.holds(model, pool):
@@ -74,21 +85,16 @@ class StepCommit:
                 logger.warning("the draft's context is written by SGLang's calls: %s", reason)
         return self._context
 
-
-def _pool(worker: Any) -> Any:
-    return worker._kv_injector.draft_model_runner.token_to_kv_pool
-
-
-def _latent(worker: Any) -> bool:
-    """The cache of a latent attention has a writer of its own, and windows of its own shape."""
-    return hasattr(_pool(worker), "set_swa_key_buffer_radix_fused_norm_rope")
+    @property
+    def _pool(self) -> Any:
+        return self._injector.draft_model_runner.token_to_kv_pool
 
 
-def _write_by_upstream(injector: Any, packed: Packed) -> None:
+def _write_by_upstream(injector: Any, rows: ContextRows) -> None:
     injector.inject_target_hidden(
-        target_hidden=packed.hidden,
-        cache_loc=packed.slots,
+        target_hidden=rows.hidden,
+        cache_loc=rows.slots,
         cache_loc_2d=None,
-        positions=packed.positions,
+        positions=rows.positions,
         commit_lens=None,
     )

@@ -1,14 +1,15 @@
 """Run upstream's compact verify pass over rows that one launch has indexed.
 
 Re-implements `TargetVerifyExecutor.run_compact` (sglang/srt/speculative/dspark_components/
-dspark_verify.py) up to the pass itself: upstream indexes the rows, and pads the windows to the
-graph's slots three times, by launches from the host that take longer than a small pass computes.
+dspark_verify.py): upstream indexes the rows, and pads the windows to the graph's slots three times,
+by launches from the host that take longer than a small pass computes. Logits are scattered to
+windows in the steps that sample, mask, adjust or report them alone.
 """
 
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,9 +20,19 @@ from sglang_dspark.serving import upstream
 from sglang_dspark.step.verify import VerifyInput
 
 
-def compact_pass(worker: Any, asked: VerifyInput, slots: int, sampling_info: Any) -> Any:
-    """Run the target over the windows; upstream's `TargetVerifyResult`, its logits and hidden
-    states in window order: [R (gamma + 1), V] and [R (gamma + 1), F].
+class CompactPass(NamedTuple):
+    """in_graph: a captured pass ran. outputs: upstream's `LogitsProcessorOutput`, its logits in
+    window order, [R (gamma + 1), V], or packed, [T, V], where a graph accepted and nothing else
+    reads them. hidden: [T, F] of the packed rows."""
+
+    in_graph: bool
+    outputs: Any
+    hidden: Tensor
+    rows: PassRows
+
+
+def compact_pass(worker: Any, asked: VerifyInput, slots: int, sampling_info: Any) -> CompactPass:
+    """Run the target over the windows.
 
     slots: of the captured graphs. sampling_info: whose logit adjustments are applied, or None.
     """
@@ -37,20 +48,30 @@ def compact_pass(worker: Any, asked: VerifyInput, slots: int, sampling_info: Any
         sampling_info=sampling_info,
         kv_loc_plan=asked.window.kv_loc_plan,
     )
-    outputs = done.logits_output
-    if epilogue is not None and done.can_run_cuda_graph:
-        count = asked.requests * width
-        outputs.next_token_logits = epilogue.strided_logits[:count]
-        outputs.hidden_states = epilogue.strided_hidden[:count]
-    else:
-        outputs.next_token_logits = _strided(outputs.next_token_logits, layout, width)
-        outputs.hidden_states = _strided(outputs.hidden_states, layout, width)
-    upstream.apply_logits_adjustments_strided(
-        next_token_logits=outputs.next_token_logits,
-        sampling_info=sampling_info,
-        verify_num_draft_tokens=width,
+    outputs, in_graph = done.logits_output, bool(done.can_run_cuda_graph)
+    hidden = outputs.hidden_states
+    if not (asked.foldable and in_graph) or reads_logits(asked.batch):
+        outputs.next_token_logits = strided(outputs.next_token_logits, layout, width)
+        upstream.apply_logits_adjustments_strided(
+            next_token_logits=outputs.next_token_logits,
+            sampling_info=sampling_info,
+            verify_num_draft_tokens=width,
+        )
+    return CompactPass(in_graph, outputs, hidden, rows)
+
+
+def reads_logits(batch: Any) -> bool:
+    """Return whether requests ask for values of the logits that a graph has accepted by."""
+    info = batch.sampling_info
+    masks = info is not None and info.sampling_mask_batch_indices is not None
+    return masks or bool(batch.return_logprob)
+
+
+def strided(compact: Tensor, layout: Any, width: int) -> Tensor:
+    """Return rows of the pass in window order, [R width, features]; zeros behind a window's end."""
+    return upstream.ScatterCompactToStrided.execute(  # type: ignore[no-any-return]
+        compact=compact, layout=layout, fill_value=0.0, verify_num_draft_tokens=width
     )
-    return done
 
 
 def index_rows(worker: Any, batch: Any, layout: Any, ids: Tensor, slots: int) -> PassRows:
@@ -117,10 +138,3 @@ def _layout_type() -> Any:
             )
 
     return PaddedLayout
-
-
-def _strided(compact: Tensor, layout: Any, width: int) -> Tensor:
-    """Return rows of the pass in window order, [R width, features]; zeros behind a window's end."""
-    return upstream.ScatterCompactToStrided.execute(  # type: ignore[no-any-return]
-        compact=compact, layout=layout, fill_value=0.0, verify_num_draft_tokens=width
-    )

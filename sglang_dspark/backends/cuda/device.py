@@ -14,8 +14,9 @@ from torch import Tensor
 
 from sglang_dspark.backends.cuda.accept import StepAccept
 from sglang_dspark.backends.cuda.accept_plain import plain_tokens, samples_as_plain
-from sglang_dspark.backends.cuda.commit import StepCommit
-from sglang_dspark.backends.cuda.compact_pass import compact_pass
+from sglang_dspark.backends.cuda import graph_epilogue
+from sglang_dspark.backends.cuda.commit import ContextRows, StepCommit
+from sglang_dspark.backends.cuda.compact_pass import compact_pass, strided
 from sglang_dspark.drafter.draft_confidence import draft_confidence
 from sglang_dspark.kernels.admission import admit_torch, admit_triton, terms_of
 from sglang_dspark.kernels.platform import runs_on
@@ -73,7 +74,7 @@ class GraphDevice:
             has_head=worker.draft_model.confidence_head is not None
         )
         self._by_our_rule = StepAccept()
-        self.committer = StepCommit()
+        self.committer = StepCommit(worker._kv_injector)
 
     def plain_step(self, batch: Any, publish: Callable[..., None] | None) -> Any | None:
         """None: a captured graph is the short way."""
@@ -151,13 +152,12 @@ class GraphDevice:
         with verifying, _seated(executor, asked.requests):
             adjusted = batch.sampling_info if penalties is None else None
             done = compact_pass(self._worker, asked, self.slots, adjusted)
-        outputs = done.logits_output
-        logits = outputs.next_token_logits
         if penalties is not None:
+            logits = done.outputs.next_token_logits
             penalties.apply(logits, asked.ids, batch.seq_lens)
             adjust(self._worker, batch, logits)
-        in_graph = bool(done.can_run_cuda_graph)
-        return VerifyOutput(outputs, outputs.hidden_states, in_graph, asked.foldable and in_graph)
+        folded = asked.foldable and done.in_graph
+        return VerifyOutput(done.outputs, done.hidden, done.in_graph, folded, done.rows)
 
     def accept(self, asked: VerifyInput, verified: VerifyOutput) -> Any:
         """`AcceptOuts`, by the fastest way that has plain decoding's distribution.
@@ -224,24 +224,31 @@ class GraphDevice:
         )
 
     def commit(self, asked: VerifyInput, verified: VerifyOutput, accepted: Any) -> None:
-        """In every step, one that drafted nothing included, unless a graph did it."""
+        """Write the rows of every step, one that drafted nothing included, unless a graph did it."""
         if asked.rules.penalties is not None:
             asked.rules.penalties.count(accepted.out_tokens, accepted.commit_lens)
-        epilogue = self._executor.verify_epilogue
-        if verified.folded and epilogue.folds_commit:
+        if verified.in_graph and graph_epilogue.commits(self._executor.verify_epilogue):
             return
-        hidden, layout = verified.hidden, asked.layout
-        assert hidden is not None, "and hidden states"
-        emitted, rows = accepted.commit_lens, layout.graph_num_tokens
-        if self.committer(self._worker, asked.batch, asked.window, hidden, emitted, rows):
+        hidden = verified.hidden
+        assert hidden is not None, "upstream captures hidden states for every verify pass"
+        if self.committer.is_latent:
+            if not verified.folded:  # its graphs commit where they accept
+                self._commit_latent(asked, verified, hidden, accepted)
             return
+        rows, injector = verified.rows, self._worker._kv_injector
+        slots = injector.ids_for(asked.window.kv_loc_plan, cols=rows.places)
+        self.committer.write(ContextRows(hidden, rows.positions, slots))
+
+    def _commit_latent(
+        self, asked: VerifyInput, verified: VerifyOutput, hidden: Tensor, accepted: Any
+    ) -> None:
         self._executor.commit_hidden(
             batch=asked.batch,
             layout=asked.layout,
-            hidden_strided=hidden,
+            hidden_strided=strided(hidden, asked.layout, asked.ids.shape[1]),
             verify_window=asked.window,
             logits_output=verified.outputs,
-            commit_lens=emitted,
+            commit_lens=accepted.commit_lens,
             bs=asked.requests,
             run_compact=True,
         )

@@ -20,7 +20,6 @@ from torch.nn.functional import linear
 from sglang_dspark.kernels import commit_write
 from sglang_dspark.kernels.commit_write import DraftLayers
 from sglang_dspark.serving import upstream
-from sglang_dspark.serving.weight_updates import weights_version
 
 
 @dataclass(frozen=True)
@@ -32,15 +31,13 @@ class DraftContext:
     rotary: Any
     weight: Tensor  # of the first layer, and where it was
     address: int
-    version: int  # of the weights: norms are a copy of them
 
     def holds(self, model: Any, pool: Any) -> bool:
         """Return whether model and pool are still those that were resolved."""
         first = model.layers[0]
         weight, cache = first.self_attn.qkv_proj.weight, pool.k_buffer[_place(first, pool)]
         return (
-            weights_version(model) == self.version
-            and weight is self.weight
+            weight is self.weight
             and weight.data_ptr() == self.address
             and cache.data_ptr() == self.layers.keys[0].data_ptr()
         )
@@ -109,7 +106,6 @@ def context_of(model: Any, pool: Any) -> DraftContext:
         rotary=attention.rotary_emb,
         weight=attention.qkv_proj.weight,
         address=attention.qkv_proj.weight.data_ptr(),
-        version=weights_version(model),
     )
 
 
@@ -126,7 +122,7 @@ def _projection_of(model: Any, pool: Any) -> Callable[[Tensor], Tensor]:
 def _layers_of(model: Any, pool: Any) -> DraftLayers:
     attention = [layer.self_attn for layer in model.layers]
     places = [_place(layer, pool) for layer in model.layers]
-    norms = torch.stack([part.k_norm.weight.detach() for part in attention])
+    norms = _norms_of(model, pool)
     return DraftLayers(
         keys=[pool.k_buffer[place].view(pool.dtype) for place in places],
         values=[pool.v_buffer[place].view(pool.dtype) for place in places],
@@ -135,6 +131,18 @@ def _layers_of(model: Any, pool: Any) -> DraftLayers:
         epsilon=attention[0].k_norm.variance_epsilon,
         neox=attention[0].rotary_emb.is_neox_style,
     )
+
+
+def _norms_of(model: Any, pool: Any) -> Tensor:
+    """[L, D]: upstream's own copy, which a weight update renews in place, as graphs read it."""
+    bundle = model._fused_kv_write_bundle(pool)
+    norms = (
+        model._stacked_ctx_kv_params()["k_norm_weight"]
+        if bundle is None
+        else bundle.k_norm_weights
+    )
+    assert isinstance(norms, Tensor)
+    return norms.detach()
 
 
 def _place(layer: Any, pool: Any) -> int:

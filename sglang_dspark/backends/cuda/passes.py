@@ -1,7 +1,7 @@
 """Time passes of the real models at the sizes of the captured graphs, at start-up.
 
 As backends/cpu/attach.py does on a CPU: made-up requests in the first pool rows, a draft block or a
-ragged verify pass with the injection of one token a request behind it, through the same runners
+ragged verify pass with the injection of its rows, through the same runners
 (sglang/srt/model_executor/runner/decode_cuda_graph_runner.py), which replay a graph where
 one was captured.
 """
@@ -16,11 +16,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sglang_dspark.backends.cuda import graph_epilogue
 from sglang_dspark.backends.cuda.accept_warm_up import Shape, warm_up
+from sglang_dspark.backends.cuda.commit import ContextRows
 from sglang_dspark.backends.cuda.compact_pass import index_rows, padded_layout, ragged_window_of
 from sglang_dspark.backends.cuda.device import GraphDevice
 from sglang_dspark.kernels.admission import admit_triton
-from sglang_dspark.kernels.commit_rows import Packed, pack_triton
 from sglang_dspark.kernels.platform import runs_on
 from sglang_dspark.serving import upstream
 from sglang_dspark.serving.profile_passes import DummyBatches, draft_once, ragged_forward
@@ -73,14 +74,8 @@ class GraphPasses:
         device = self._worker.device
         with self._dummies.batch(requests, context) as batch:
             proposal = self._draft(batch)
-            hidden = self._verify(batch, self._asked([0] * requests)).hidden_states
-            lens = batch.seq_lens
         terms = torch.zeros(requests, 2 * self.gamma + 3, dtype=torch.float64, device=device)
         admit_triton(proposal.confidence_raw, terms, 0)
-        emitted = torch.ones(requests, dtype=torch.int32, device=device)
-        slots = torch.zeros(requests, self.gamma + 1, dtype=torch.int64, device=device)
-        windows = hidden[:1].expand(slots.numel(), -1)
-        pack_triton(windows, emitted, lens, slots, requests)
 
     def _compile_accept(self, most: int, context: int) -> None:
         """The accept rules, whose kernels depend on the sampling settings of the batch."""
@@ -134,12 +129,12 @@ class GraphPasses:
         """The target's `LogitsProcessorOutput`, its hidden states a row a token of the pass."""
         worker, layout = self._worker, asked.layout
         rows = index_rows(worker, batch, layout, asked.ids, self._device.slots)
+        epilogue = worker._verify_executor.verify_epilogue
         if asked.accepts_in_graph:
-            worker._verify_executor.verify_epilogue.begin_step(layout.verify_lens, armed=False)
+            epilogue.begin_step(layout.verify_lens, armed=False)
         padded = padded_layout(layout, rows, self.gamma + 1)
         outputs = ragged_forward(worker, batch, padded, ragged_window_of(rows))
-        hidden = outputs.hidden_states
-        first = layout.qo_indptr_device[:-1].long()  # a request's first row in the pass
-        packed = Packed(hidden[first], rows.positions[first], rows.slots[first])
-        self._device.committer.write(worker, packed)
+        if not (asked.accepts_in_graph and graph_epilogue.commits(epilogue)):
+            written = ContextRows(outputs.hidden_states, rows.positions, rows.slots)
+            self._device.committer.write(written)
         return outputs

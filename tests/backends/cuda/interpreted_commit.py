@@ -28,16 +28,16 @@ from sglang.srt.models.dflash import DFlashAttention
 from sglang.srt.speculative.dspark_components.dspark_worker_v2 import DSparkWorkerV2
 
 from sglang_dspark.backends.cuda import commit
-from sglang_dspark.kernels.commit_rows import pack_torch
 from sglang_dspark.patches import registry
 from sglang_dspark.patches.step.weight_updates import WeightUpdater
 from tests.backends.cpu.moe_ranks import BASE, EXPERTS, built, groups
 from tests.backends.cpu.test_context_kv import DIM, KV_HEADS, LAYERS, SLOTS, Draft
-from tests.backends.cuda.test_commit import WIDTH, worker_of
+from tests.backends.cuda.test_commit import WIDTH, injector_of
 from tests.drafter.helpers import tiny_config
 from tests.kernels.interpreter import patch_language_once
 
 EMITTED = [2, 6, 1, 4]
+VERIFIED = [4, 6, 2, 4]
 
 
 def pool(dtype: torch.dtype = torch.float32, layers: int = LAYERS, first: int = 0) -> Any:
@@ -52,54 +52,60 @@ def pool(dtype: torch.dtype = torch.float32, layers: int = LAYERS, first: int = 
 
 
 class Step:
-    """One step's windows, the same for every cache."""
+    """One pass, the same for every cache: VERIFIED rows, of which EMITTED are committed."""
 
     def __init__(self, model: Any, dtype: torch.dtype = torch.float32, seed: int = 5) -> None:
         generator = torch.Generator().manual_seed(seed)
         requests, features = len(EMITTED), model.fc.in_features
         self.slots = torch.randperm(SLOTS, generator=generator)[: requests * WIDTH] + 1
-        self.plan = SimpleNamespace(write_ids=lambda translator, cols: self.slots)
         self.lens = torch.randint(0, 90, (requests,), generator=generator)
-        self.batch = SimpleNamespace(seq_lens=self.lens)
         self.hidden = torch.randn(requests * WIDTH, features, generator=generator).to(dtype)
-        self.counts = torch.tensor(EMITTED, dtype=torch.int32)
 
-    def ours(self, model: Any, cache: Any, rows: int, by: commit.StepCommit) -> None:
-        """By the step's commit."""
-        window = SimpleNamespace(kv_loc_plan=self.plan)
-        worker = worker_of(model, cache)
-        if not by(worker, self.batch, window, self.hidden, self.counts, rows):
-            raise AssertionError("left to SGLang's whole windows")
+    def rows(self, counts: list[int], padding: int = 0) -> commit.ContextRows:
+        """The first counts[r] rows of each window, and rows without a slot."""
+        places = torch.arange(WIDTH)
+        chosen = (places < torch.tensor(counts)[:, None]).flatten()
+        positions = (self.lens[:, None] + places).flatten()
+        pad = torch.nn.functional.pad
+        return commit.ContextRows(
+            pad(self.hidden[chosen], (0, 0, 0, padding), value=3.0),
+            pad(positions[chosen], (0, padding)),
+            pad(self.slots[chosen], (0, padding)),
+        )
 
     def theirs(self, model: Any, cache: Any) -> None:
         """By SGLang's calls, over whole windows."""
-        worker_of(model, cache)._kv_injector.inject_ragged(
-            batch=self.batch,
+        injector_of(model, cache).inject_ragged(
+            batch=SimpleNamespace(seq_lens=self.lens),
             layout=None,
             hidden_strided=self.hidden,
-            commit_lens=self.counts,
-            bs=len(self.counts),
-            kv_loc_plan=self.plan,
+            commit_lens=torch.tensor(EMITTED, dtype=torch.int32),
+            bs=len(EMITTED),
+            kv_loc_plan=SimpleNamespace(write_ids=lambda translator, cols: self.slots),
         )
 
     def theirs_by_rows(self, model: Any, cache: Any) -> None:
         """The same row by row, as prefills are written."""
-        slots = self.slots.view(-1, WIDTH)
-        packed = pack_torch(self.hidden, self.counts, self.lens, slots, sum(EMITTED))
-        worker_of(model, cache)._kv_injector.inject_target_hidden(
-            target_hidden=packed.hidden, cache_loc=packed.slots, positions=packed.positions
+        rows = self.rows(EMITTED)
+        injector_of(model, cache).inject_target_hidden(
+            target_hidden=rows.hidden, cache_loc=rows.slots, positions=rows.positions
         )
 
+    def off(self, mine: Any, other: Any) -> float:
+        """The largest difference of a number, by the largest number of its row.
 
-def off(mine: Any, other: Any) -> float:
-    """The largest difference of a number, by the largest number of its row; slot 0 is nobody's."""
-    worst = 0.0
-    for name in ("k_buffer", "v_buffer"):
-        for a, b in zip(getattr(mine, name), getattr(other, name), strict=True):
-            a, b = a.view(mine.dtype)[1:].double(), b.view(mine.dtype)[1:].double()
-            by_row = (a - b).abs().amax(-1) / b.abs().amax(-1)
-            worst = max(worst, float(by_row.max()))
-    return worst
+        Slot 0 is no token's, and rejected rows are ours alone.
+        """
+        compared = torch.ones(len(mine.k_buffer[0]), dtype=torch.bool)
+        compared[self.rows(VERIFIED).slots] = compared[0] = False
+        compared[self.rows(EMITTED).slots] = True
+        worst = 0.0
+        for name in ("k_buffer", "v_buffer"):
+            for a, b in zip(getattr(mine, name), getattr(other, name), strict=True):
+                a, b = a.view(mine.dtype)[compared].double(), b.view(mine.dtype)[compared].double()
+                by_row = (a - b).abs().amax(-1) / b.abs().amax(-1)
+                worst = max(worst, float(by_row.max()))
+        return worst
 
 
 def turned(model: Any, **rope: Any) -> Any:
@@ -172,25 +178,24 @@ def dense() -> Any:
 
 
 def committed(
-    model: Any, dtype: torch.dtype, rows: int, *, by_rows: bool = False, layers: int = LAYERS
+    model: Any, dtype: torch.dtype, padding: int = 0, *, by_rows: bool = False, layers: int = LAYERS
 ) -> tuple[float, int]:
     """How far ours is off SGLang's, and launches of the operator."""
     step, first = Step(model, model.fc.weight.dtype), model.layers[0].self_attn.attn.layer_id
     ours, theirs = pool(dtype, layers, first), pool(dtype, layers, first)
     (step.theirs_by_rows if by_rows else step.theirs)(model, theirs)
     with mock.patch.object(commit, "write_triton", wraps=commit.write_triton) as launch:
-        step.ours(model, ours, rows, commit.StepCommit())
-    return off(ours, theirs), launch.call_count
+        commit.StepCommit(injector_of(model, ours)).write(step.rows(VERIFIED, padding))
+    return step.off(ours, theirs), launch.call_count
 
 
 def parity() -> dict[str, tuple[float, int]]:
     """Every kind of model and cache that the operator takes."""
-    some, all_rows, single = sum(EMITTED) + 3, WIDTH * len(EMITTED), torch.float32
+    some, single = 3, torch.float32
     yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
     found = {
-        "as many rows as are emitted": committed(dense(), single, sum(EMITTED)),
-        "rows left over": committed(dense(), single, some),
-        "whole windows": committed(dense(), single, all_rows),
+        "rows of the pass": committed(dense(), single),
+        "rows that fill a graph's size": committed(dense(), single, some),
         "pairs side by side": committed(turned(dense(), is_neox_style=False), single, some),
         "half of a key": committed(turned(dense(), rotary_dim=DIM // 2), single, some),
         "YaRN": committed(turned(dense(), rope_scaling=yarn), single, some),
@@ -209,7 +214,7 @@ def with_experts() -> tuple[float, int]:
     folder = Path(tempfile.mkdtemp())
     with groups(0, 1, 1, folder / "store"):
         model = built(tiny_config(**BASE, **EXPERTS))
-        return committed(model, torch.float32, sum(EMITTED) + 1, layers=len(model.layers))
+        return committed(model, torch.float32, 1, layers=len(model.layers))
 
 
 def gemma(model: Any, cache: Any) -> None:
@@ -280,38 +285,41 @@ def refused(change: Callable[[Any, Any], None]) -> dict[str, Any]:
     """What two steps of one commit say, launch and leave."""
     model, ours, theirs = dense(), pool(), pool()
     change(model, ours)
-    by = commit.StepCommit()
+    by, worst = commit.StepCommit(injector_of(model, ours)), 0.0
     launch = mock.patch.object(commit, "write_triton", wraps=commit.write_triton)
     with launch as launched, mock.patch.object(commit.logger, "warning") as warning:
         for seed in (5, 6):
             step = Step(model, seed=seed)
-            step.ours(model, ours, sum(EMITTED), by)
+            by.write(step.rows(VERIFIED))
             step.theirs_by_rows(model, theirs)
+            worst = max(worst, step.off(ours, theirs) if seed == 5 else 0.0)
     told = [call.args[0] % call.args[1:] for call in warning.call_args_list]
-    return {"told": told, "launches": launched.call_count, "off": off(ours, theirs)}
+    return {"told": told, "launches": launched.call_count, "off": worst}
 
 
 def exchanged() -> dict[str, bool]:
     """Whether a later step writes by what is there then."""
-    model, by, found = dense(), commit.StepCommit(), {}
+    model, found = dense(), {}
+    injector = injector_of(model, pool())
+    by = commit.StepCommit(injector)
 
-    def right(name: str, ours: Any) -> None:
-        theirs, step = pool(), Step(model)
-        step.ours(model, ours, sum(EMITTED), by)
+    def right(name: str) -> None:
+        ours, theirs, step = pool(), pool(), Step(model)
+        injector.draft_model_runner.token_to_kv_pool = ours
+        by.write(step.rows(VERIFIED))
         step.theirs(model, theirs)
-        found[name] = off(ours, theirs) < 1e-5
+        found[name] = step.off(ours, theirs) < 1e-5
 
-    ours = pool()
-    Step(model).ours(model, ours, sum(EMITTED), by)
-    right("cache", pool())
+    by.write(Step(model).rows(VERIFIED))
+    right("cache")
     for layer in model.layers:
         projection = layer.self_attn.qkv_proj
         projection.weight = torch.randn_like(projection.weight) * 0.2
     model._stacked_ctx_kv_cache = False  # SGLang's own copy, which it never renews
-    right("weights", pool())
+    right("weights")
     rotary = model.layers[0].self_attn.rotary_emb
     rotary.cos_sin_cache = torch.cat((rotary.cos_sin_cache, rotary.cos_sin_cache)).flip(-1)
-    right("longer positions", pool())
+    right("longer positions")
     return found
 
 
@@ -327,10 +335,13 @@ def end_update(worker: Any) -> None:
     registry.derive(Theirs, WeightUpdater)().end_weight_update(None)  # type: ignore[attr-defined]
 
 
-def updated(model: Any, dtype: torch.dtype) -> tuple[float, float]:
-    """Compare a step after an update in place with one of a new model: ours, SGLang's."""
-    by, step, ours = commit.StepCommit(), Step(model, model.fc.weight.dtype), pool(dtype)
-    step.ours(model, ours, sum(EMITTED), by)
+def updated(model: Any, dtype: torch.dtype) -> tuple[float, float, bool]:
+    """Compare a step after an update in place with one of a new model: ours, SGLang's; whether
+    the context that graphs were captured with still holds."""
+    step, ours = Step(model, model.fc.weight.dtype), pool(dtype)
+    by = commit.StepCommit(injector_of(model, ours))
+    by.write(step.rows(VERIFIED))
+    context = by.context(torch.device("cpu"))
     if dtype == torch.float32:  # SGLang's launch for bfloat16 does not run here
         step.theirs(model, pool(dtype))
     for layer in model.layers:
@@ -339,14 +350,16 @@ def updated(model: Any, dtype: torch.dtype) -> tuple[float, float]:
     worker = DSparkWorkerV2.__new__(DSparkWorkerV2)
     worker.__dict__.update(_hosts_draft=True, draft_model=model)
     end_update(worker)
-    step.ours(model, ours, sum(EMITTED), by)
+    by.write(step.rows(VERIFIED))
     theirs, fresh = pool(dtype), pool(dtype)
     if dtype == torch.float32:
         step.theirs(model, theirs)
     new = deepcopy(model)
     new._stacked_ctx_kv_cache, new._fused_kv_write_cache = False, None
-    Step(new, new.fc.weight.dtype).ours(new, fresh, sum(EMITTED), commit.StepCommit())
-    return off(ours, fresh), off(theirs, fresh) if dtype == torch.float32 else 0.0
+    commit.StepCommit(injector_of(new, fresh)).write(step.rows(VERIFIED))
+    kept = by.context(torch.device("cpu")) is context
+    others = step.off(theirs, fresh) if dtype == torch.float32 else 0.0
+    return step.off(ours, fresh), others, kept
 
 
 def main() -> None:

@@ -133,11 +133,11 @@ def fake_ours() -> None:
     platform.runs_on = lambda device: True
     accept, admit = accept_greedy.accept_greedy_triton, admission.admit_triton
 
-    def accepted(window: Any, rows: Any, logits: Any, lens: Any, out: Any, room: Any) -> None:
-        accept(window, rows, logits, lens, out, room)
-        for each, right in zip(
-            out, accept_greedy.accept_greedy_torch(window, rows, logits, lens), strict=True
-        ):
+    def accepted(ids: Any, rows: Any, logits: Any, lens: Any, out: Any, room: Any) -> None:
+        accept(ids, rows, logits, lens, out, room)
+        width = out.tokens.shape[1]
+        expected = accept_greedy.accept_greedy_torch(ids, rows, logits, lens, width)
+        for each, right in zip(out, expected, strict=True):
             each.copy_(right)
         out.accepted.zero_()  # of slots that a captured step has no requests for
         out.emitted.fill_(1)
