@@ -96,6 +96,9 @@ ATTRIBUTES: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "sglang.srt.speculative.dspark_components.dspark_kv_inject": {
         "TargetHiddenKvInjector": (
+            "draft_model",
+            "draft_model_runner",
+            "ids_for",
             "inject_target_hidden",
             "swa_ring_size",
         ),
@@ -132,11 +135,13 @@ ATTRIBUTES: dict[str, dict[str, tuple[str, ...]]] = {
             "_tp_sync",
             "begin_step",
             "block_accept_lens_buf",
+            "commit_ctx",
             "folds_commit",
             "max_bs",
             "read_accept",
             "simulated_correct_len",
             "stride",
+            "verify_lens_buf",
         ),
     },
     "sglang.srt.speculative.dspark_components.dspark_worker_v2": {
@@ -372,7 +377,12 @@ REIMPLEMENTED: dict[str, dict[str, tuple[str, str]]] = {
         "DSparkVerifyPlanner.__init__": ("03c17784be272539", "backends/cpu/log_filters.py"),
     },
     "sglang.srt.speculative.dspark_components.dspark_verify": {
-        "DsparkVerifyEpilogue._accept": ("51c4ecf9f4576e21", "backends/cuda/accept_in_graph.py"),
+        "DsparkVerifyEpilogue.__call__": ("c14d405e05d11d26", "backends/cuda/graph_epilogue.py"),
+        "DsparkVerifyEpilogue._accept": ("51c4ecf9f4576e21", "backends/cuda/graph_epilogue.py"),
+        "DsparkVerifyEpilogue.capture_hook": (
+            "1975c9c8b1508bb2",
+            "backends/cuda/graph_epilogue.py",
+        ),
         "TargetVerifyExecutor._forward_prepared_verify": (
             "9ee141d2be5c34fd",
             "backends/cpu/verify_forward.py",

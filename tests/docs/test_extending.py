@@ -26,7 +26,6 @@ TOGETHER = {  # kernel -> test and benchmark that it shares with others; "" wher
     "accept_sampled": ("", "accept"),
     "accept_listed": ("", "accept"),
     "accept_greedy": ("", "greedy"),
-    "commit_rows": ("", "commit"),
     "commit_write": ("", "commit"),
     "markov_sample": ("", "markov"),
     "grouped_gemm": _GROUPED,

@@ -144,10 +144,12 @@ def test_drafts_are_drawn_near_the_target() -> None:
     q = given.draft_logits.softmax(-1)
     assert 0.3 < float(torch.minimum(p, q).sum(-1).mean()) < 0.9
     step = greedy.step(64, 8, 512, "cpu")
-    agreed = step.window[:, 1:] == step.logits.view(64, 8, -1).argmax(-1)[:, :-1]
+    agreed = step.ids[1:] == step.logits.argmax(-1)[:-1]
     assert 0.6 < float(agreed.float().mean()) < 0.9
+    verified = (len(step.ids) - 64) / (64 * 7)
+    assert abs(verified - greedy.SHARE) < 0.05
 
 
 def test_steps_of_the_commit_verify_the_share_that_is_said() -> None:
     made = commit.stage(16, 7, (96, 48, 2, 4, 16), "cpu")
-    assert made.windows.rows == 16 + round(commit.SHARE * 16 * 7)
+    assert len(made.hidden) == 16 + round(commit.SHARE * 16 * 7)

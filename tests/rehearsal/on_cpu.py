@@ -265,10 +265,10 @@ def _launches_of_operators() -> list[str]:
     """A list that the names of our operators come to as they are launched, here interpreted."""
     from sglang_dspark.backends.cuda import (
         accept,
-        accept_in_graph,
         commit,
         device,
         draft,
+        graph_epilogue,
     )
     from sglang_dspark.patches.cuda import triton_attention
 
@@ -279,8 +279,7 @@ def _launches_of_operators() -> list[str]:
         (accept, "accept_triton"),
         (accept, "accept_block_triton"),
         (accept, "accept_listed_triton"),
-        (accept_in_graph, "accept_greedy_triton"),
-        (commit, "pack_triton"),
+        (graph_epilogue, "accept_greedy_triton"),
         (commit, "write_triton"),
         (triton_attention, "attend_triton"),
     ):

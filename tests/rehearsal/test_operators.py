@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.server, pytest.mark.xdist_group("rehearsal")]
 TOKENS = 10  # of an answer; every step of them is interpreted
 PROMPTS = [[5 + (7 * i + 3 * j) % 200 for j in range(3 + 2 * i)] for i in range(4)]
 ADMIT = "admit_triton"
-PACK, WRITE = "pack_triton", "write_triton"
+WRITE = "write_triton"
 GREEDY, SAMPLED = "accept_greedy_triton", "accept_block_triton"
 LISTED = "accept_listed_triton"
 
@@ -62,7 +62,7 @@ def test_greedy_answers_are_the_plain_servers(plain: Served, interpreted: Rehear
     assert all(ADMIT in each["operators"] for each in drafted)
     assert len(passes) < len(PROMPTS) * TOKENS / 1.5, "hardly a draft was accepted"
     # In a graph a vanilla head keeps SGLang's steps, which were quicker there.
-    assert launched(passes) == {ADMIT, GREEDY, PACK, WRITE}
+    assert launched(passes) == {ADMIT, GREEDY, WRITE}
 
 
 @pytest.mark.parametrize("rules", [{}, {"top_p": 0.9, "min_p": 0.02}], ids=["uncut", "cut"])
@@ -74,7 +74,7 @@ def test_seeded_answers_are_the_plain_servers(
     assert tokens(got) == tokens(answers(plain, temperature=0.9, **rules))
     passes = interpreted.passes()[before:]
     assert all(each["replayed"] and not each["folded"] for each in passes)
-    assert {ADMIT, SAMPLED, PACK, WRITE} <= launched(passes)
+    assert {ADMIT, SAMPLED, WRITE} <= launched(passes)
 
 
 def test_greedy_answers_beside_requests_with_top_k(plain: Served, interpreted: Rehearsed) -> None:

@@ -109,7 +109,6 @@ as its programs wait for each other between positions |
 | `accept_listed.py` | both where requests have cuts, on lists of `torch.topk`, in three \
 launches; newer than these runs |
 | `pass_rows.py` | the rows of a ragged pass and the windows of its graph's slots |
-| `commit_rows.py` | packs the rows of emitted tokens before their projection |
 | `commit_write.py` | norms and rotates the keys of all draft layers, writes keys and values |
 | `window_attention.py` | attends from ragged verify windows to cached contexts; in two launches \
 where contexts are split |
@@ -117,7 +116,8 @@ where contexts are split |
 Each runs in Triton's interpreter in the tests and is compiled for sm_80, sm_90 and sm_100. The
 accept operators allocate no tensor of probabilities. `markov_sample.py` has SGLang's noise, logits
 and drafts up to rounding; a vanilla head in the draft's graph keeps SGLang's steps, whose sampled
-ones were faster there. A commit projects emitted rows only, for all draft layers in one product.
+ones were faster there. A commit projects the packed rows of a
+pass, for all draft layers in one product, at the end of its graph.
 
 `python -m sglang_dspark.benchmarks.operators` (one of them: `.admission`, `.markov`, `.greedy`,
 `.accept`, `.commit`, `.pass_rows`, `.window_attention`) times them in captured graphs next to

@@ -137,9 +137,7 @@ def _norms_of(model: Any, pool: Any) -> Tensor:
     """[L, D]: upstream's own copy, which a weight update renews in place, as graphs read it."""
     bundle = model._fused_kv_write_bundle(pool)
     norms = (
-        model._stacked_ctx_kv_params()["k_norm_weight"]
-        if bundle is None
-        else bundle.k_norm_weights
+        model._stacked_ctx_kv_params()["k_norm_weight"] if bundle is None else bundle.k_norm_weights
     )
     assert isinstance(norms, Tensor)
     return norms.detach()

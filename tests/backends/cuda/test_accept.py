@@ -107,16 +107,3 @@ def test_a_step_without_seeds_marks_no_request() -> None:
     then = seeded(buffers, 3, anchors, None)
     assert not then["seeded"].any()
     assert not then["seeds"].any()
-
-
-def test_a_graph_accepts_as_upstreams_does() -> None:
-    report = json.loads(output_of("tests.backends.cuda.interpreted_graph_accept").splitlines()[-1])
-    assert report["different"] == []
-    assert report["ran"] == 40
-    assert report["kept"] > 100
-    # Where upstream does something in between its rule stays, and that is said once.
-    assert report["by_upstream"]
-    reasons = ("simulated", "tensor-parallel ranks agree", "SGLANG_OPT_DSV41")
-    for told, reason in zip(report["told"], reasons, strict=True):
-        assert len(told) == 1
-        assert reason in told[0]

@@ -27,7 +27,10 @@ LENS, WIDTH, SLOTS, TOKENS = (2, 0), 4, 3, 8
 def asked_of() -> VerifyInput:
     """A step of two requests, one with two admitted drafts and one with none."""
     batch = SimpleNamespace(
-        seq_lens=torch.tensor([5, 7]), req_pool_indices=torch.tensor([1, 2]), sampling_info=None
+        seq_lens=torch.tensor([5, 7]),
+        req_pool_indices=torch.tensor([1, 2]),
+        sampling_info=None,
+        return_logprob=False,
     )
     return VerifyInput(
         batch=batch,
@@ -59,31 +62,48 @@ def worker_of(replayed: bool, epilogue: Any, called: list[dict[str, Any]]) -> An
     )
 
 
-@pytest.mark.parametrize("replayed", [True, False])
-def test_results_are_in_window_order(replayed: bool) -> None:
-    """Of a replayed graph in the epilogue's buffers, else scattered from the packed rows."""
+PACKED = [[0.0], [1.0], [2.0], [4.0], [0.0], [0.0], [0.0], [0.0]]
+WINDOWS = [[0.0], [1.0], [2.0], [0.0], [4.0], [0.0], [0.0], [0.0]]
+MASKS = SimpleNamespace(sampling_mask_batch_indices=torch.tensor([0]))
+SAMPLED = SimpleNamespace(sampling_mask_batch_indices=None)
+
+
+@pytest.mark.parametrize(
+    ("replayed", "changed", "logits"),
+    [
+        (True, {}, PACKED),
+        (True, {"sampling_info": SAMPLED}, PACKED),
+        (False, {}, WINDOWS),
+        (True, {"return_logprob": True}, WINDOWS),
+        (True, {"sampling_info": MASKS}, WINDOWS),
+    ],
+    ids=["accepted in the graph", "no masks", "eager", "logprobs", "masks"],
+)
+def test_logits_are_scattered_to_windows_where_they_are_read(
+    replayed: bool, changed: dict[str, Any], logits: list[list[float]]
+) -> None:
     begun: list[Any] = []
-    written = torch.arange(99.0).view(-1, 1)
     epilogue = SimpleNamespace(
-        strided_logits=written,
-        strided_hidden=2 * written,
         begin_step=lambda lens, armed: begun.append((lens.tolist(), armed)),
     )
     called: list[dict[str, Any]] = []
     asked = asked_of()
+    asked.batch.__dict__.update(changed)
     done = compact_pass(worker_of(replayed, epilogue, called), asked, SLOTS, None)
     (given,) = called
     assert begun == [([3, 1], True)]
     assert given["kv_loc_plan"] is asked.window.kv_loc_plan
     assert given["ragged_window"].positions.tolist() == [5, 6, 7, 7, 0, 0, 0, 0]
-    outputs = done.logits_output
-    rows = [[0.0], [1.0], [2.0], [0.0], [4.0], [0.0], [0.0], [0.0]]
-    if replayed:
-        assert outputs.next_token_logits.tolist() == written[: 2 * WIDTH].tolist()
-        assert outputs.hidden_states.tolist() == (2 * written[: 2 * WIDTH]).tolist()
-    else:
-        assert outputs.next_token_logits.tolist() == rows
-        assert outputs.hidden_states.tolist() == [[-each[0]] for each in rows]
+    assert done.in_graph == replayed
+    assert done.rows.positions is given["ragged_window"].positions
+    assert done.outputs.next_token_logits.tolist() == logits
+    assert done.hidden.tolist() == [[-each[0]] for each in PACKED], "rows stay packed"
+
+
+def test_a_step_that_samples_reads_windows() -> None:
+    asked = replace(asked_of(), foldable=False)
+    done = compact_pass(worker_of(True, None, []), asked, SLOTS, None)
+    assert done.outputs.next_token_logits.tolist() == WINDOWS
 
 
 def test_logits_are_adjusted_by_the_settings_that_are_given(

@@ -28,7 +28,9 @@ from sglang.srt.speculative.ragged_verify import RaggedVerifyLayout
 from sglang.srt.speculative.spec_tp_sync import SpecTpSyncSite
 
 from sglang_dspark.backends.cuda import device as cuda_device
+from sglang_dspark.backends.cuda import graph_epilogue
 from sglang_dspark.backends.cuda.accept_plain import plain_tokens, samples_as_plain
+from sglang_dspark.backends.cuda.compact_pass import CompactPass
 from sglang_dspark.backends.cuda.device import GraphDevice, to_host
 from sglang_dspark.schedule.budget import Budget
 from sglang_dspark.schedule.guard import Mode
@@ -52,7 +54,8 @@ def device(*, graphs: bool = True, epilogue: bool = True, head: bool = True) -> 
         device="cpu",
         draft_model=SimpleNamespace(confidence_head=object() if head else None),
         model_runner=SimpleNamespace(decode_cuda_graph_runner=runner if graphs else None),
-        _verify_executor=SimpleNamespace(verify_epilogue=object() if epilogue else None),
+        _kv_injector=SimpleNamespace(),
+        _verify_executor=SimpleNamespace(verify_epilogue=SimpleNamespace() if epilogue else None),
     )
     return GraphDevice(worker, PlantedClock())
 
@@ -285,29 +288,62 @@ def test_without_graphs_there_are_no_tiers_and_no_slots() -> None:
     assert (tuple(device().tiers), device().slots) == (tuple(TIERS), SLOTS)
 
 
-def test_what_our_commit_leaves_is_committed_whole_by_upstream() -> None:
-    called: list[inspect.BoundArguments] = []
+def committed(chosen: GraphDevice, *, latent: bool, **done: Any) -> tuple[list[Any], list[Any]]:
+    """Rows written by ours and arguments of upstream's commit, of a pass with these results."""
     theirs = inspect.signature(TargetVerifyExecutor.commit_hidden)
-    chosen, hidden = device(epilogue=False), torch.ones(2, 3)
-    chosen.committer = lambda *given: False  # type: ignore[assignment]
+    written: list[Any] = []
+    called: list[Any] = []
+    chosen.committer = SimpleNamespace(is_latent=latent, write=written.append)  # type: ignore[assignment]
     chosen._executor.commit_hidden = lambda **given: called.append(theirs.bind(None, **given))
-    asked = replace(
-        pass_of(Rules(), drafted=True), layout=layout_of(indptr_of([0, 1]), 4), window=object()
+    ids = torch.arange(2 * (GAMMA + 1)) + 50  # cache slots of whole windows
+    plan = SimpleNamespace(ids=ids)
+    chosen._worker._kv_injector.ids_for = lambda plan, cols: torch.where(
+        cols < 0, 0, plan.ids[cols.clamp(min=0)]
     )
-    outputs = object()
-    emitted = torch.tensor([1, 2], dtype=torch.int32)
-    accepted = SimpleNamespace(commit_lens=emitted, out_tokens=None)
-    chosen.commit(asked, VerifyOutput(outputs, hidden), accepted)
-    assert {name: value for name, value in called[0].arguments.items() if name != "self"} == {
-        "batch": asked.batch,
-        "layout": asked.layout,
-        "hidden_strided": hidden,
-        "verify_window": asked.window,
-        "logits_output": outputs,
-        "commit_lens": emitted,
-        "bs": 2,
-        "run_compact": True,
-    }
+    asked = replace(
+        pass_of(Rules(), drafted=True),
+        layout=layout_of(indptr_of([0, 1]), 4),
+        window=SimpleNamespace(kv_loc_plan=plan),
+    )
+    places = torch.tensor([0, GAMMA + 1, GAMMA + 2, -1])
+    rows = SimpleNamespace(places=places, positions=torch.tensor([3, 9, 10, 0]))
+    hidden = torch.arange(8.0).view(4, 2)
+    accepted = SimpleNamespace(commit_lens=torch.ones(2, dtype=torch.int32), out_tokens=None)
+    chosen.commit(asked, VerifyOutput("outputs", hidden, rows=rows, **done), accepted)
+    return written, [each.arguments for each in called]
+
+
+def test_rows_of_an_eager_pass_are_committed_packed() -> None:
+    """A row that fills a tier has slot 0."""
+    written, called = committed(device(), latent=False)
+    ((hidden, positions, slots),) = written
+    assert called == []
+    assert hidden.tolist() == [[0, 1], [2, 3], [4, 5], [6, 7]]
+    assert positions.tolist() == [3, 9, 10, 0]
+    assert slots.tolist() == [50, 50 + GAMMA + 1, 50 + GAMMA + 2, 0]
+
+
+@pytest.mark.parametrize("commits", [True, False])
+def test_a_graph_that_commits_leaves_nothing_to_commit(commits: bool) -> None:
+    chosen = device()
+    tail = SimpleNamespace(commits=commits)
+    chosen._executor.verify_epilogue.__dict__[graph_epilogue._TAIL] = tail
+    assert len(committed(chosen, latent=False, in_graph=True)[0]) == (not commits)
+    assert len(committed(chosen, latent=False, in_graph=False)[0]) == 1
+
+
+@pytest.mark.parametrize("folded", [True, False])
+def test_a_latent_cache_is_committed_by_upstream_over_whole_windows(folded: bool) -> None:
+    """Where a graph accepted, upstream's epilogue has committed too."""
+    written, called = committed(device(), latent=True, in_graph=True, folded=folded)
+    assert written == []
+    assert len(called) == (not folded)
+    for each in called:
+        windows = each["hidden_strided"].view(2, GAMMA + 1, 2)
+        assert windows[0, :2].tolist() == [[0, 1], [0, 0]]
+        assert windows[1, :3].tolist() == [[2, 3], [4, 5], [0, 0]]
+        assert (each["commit_lens"].tolist(), each["bs"], each["run_compact"]) == ([1, 1], 2, True)
+        assert each["logits_output"] == "outputs"
 
 
 @pytest.mark.parametrize(("cuts", "simple"), [(UNCUT, True), (TOP_P, False)])
@@ -345,9 +381,9 @@ def test_a_pass_is_folded_where_a_graph_that_accepts_was_replayed(
     """SGLang adjusts logits itself, unless penalties come first."""
     called: list[dict[str, Any]] = []
     applied: list[str] = []
-    done = SimpleNamespace(logits_output=SimpleNamespace(), can_run_cuda_graph=replayed)
-    done.logits_output.next_token_logits = torch.zeros(2 * (GAMMA + 1), 4)
-    done.logits_output.hidden_states = torch.ones(2, 3)
+    outputs = SimpleNamespace(next_token_logits=torch.zeros(2 * (GAMMA + 1), 4))
+    rows: Any = object()
+    done = CompactPass(replayed, outputs, torch.ones(2, 3), rows)
 
     def compact_pass(worker: Any, asked: Any, slots: int, sampling_info: Any) -> Any:
         called.append({"asked": asked, "slots": slots, "sampling_info": sampling_info})
@@ -366,7 +402,7 @@ def test_a_pass_is_folded_where_a_graph_that_accepts_was_replayed(
     assert given["sampling_info"] is (None if penalised else asked.batch.sampling_info)
     assert applied == (["penalised", "adjusted"] if penalised else [])
     assert (verified.in_graph, verified.folded) == (replayed, folded)
-    assert verified.hidden is done.logits_output.hidden_states
+    assert (verified.outputs, verified.hidden, verified.rows) == (outputs, done.hidden, rows)
 
 
 def test_upstreams_rule_is_given_the_whole_step() -> None:

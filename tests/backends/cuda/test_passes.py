@@ -151,26 +151,16 @@ def test_the_first_passes_verify_anchors_then_whole_windows_then_draft(
 def test_operators_compile_on_rows_as_they_are_served(
     timed: GraphPasses, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Admission without a draft, and a commit of one row of each window of gamma + 1."""
-    launched: dict[str, tuple[Any, ...]] = {}
+    """Admission without a draft."""
+    launched: list[tuple[Any, ...]] = []
     confidence = torch.zeros(3, GAMMA)
     proposal = SimpleNamespace(confidence_raw=confidence)
-    outputs = SimpleNamespace(hidden_states=torch.arange(8.0).view(4, 2))
     monkeypatch.setattr(passes, "draft_once", lambda *_: proposal)
-    monkeypatch.setattr(timed, "_verify", lambda *_: outputs)
-    for name in ("admit_triton", "pack_triton"):
-        monkeypatch.setattr(
-            passes, name, lambda *given, _name=name: launched.update({_name: given})
-        )
+    monkeypatch.setattr(passes, "admit_triton", lambda *given: launched.append(given))
     timed._compile(3, 8)
-    logits, terms, drafts = launched["admit_triton"]
+    ((logits, terms, drafts),) = launched
     assert (logits is confidence, drafts) == (True, 0)
     assert (terms.shape, terms.dtype) == ((3, 2 * GAMMA + 3), torch.float64)
-    hidden, emitted, lens, slots, rows = launched["pack_triton"]
-    assert torch.equal(hidden, torch.tensor([[0.0, 1.0]]).expand(3 * (GAMMA + 1), 2))
-    assert (emitted.tolist(), emitted.dtype) == ([1, 1, 1], torch.int32)
-    assert (slots.shape, slots.dtype, lens.tolist()) == ((3, GAMMA + 1), torch.int64, [8] * 3)
-    assert rows == 3
 
 
 def test_accept_rules_compile_on_a_step_of_one_request(
@@ -196,25 +186,32 @@ def test_accept_rules_compile_on_a_step_of_one_request(
     assert torch.equal(shape.logits, logits[:1])
 
 
-def test_a_made_up_pass_writes_the_anchors_of_its_requests(
-    timed: GraphPasses, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("commits", [False, True])
+def test_a_made_up_pass_writes_its_rows_once(
+    timed: GraphPasses, monkeypatch: pytest.MonkeyPatch, commits: bool
 ) -> None:
-    """Windows of 1, 3 and 6 rows: their first rows, positions and slots of the cache."""
+    """Windows of 1, 3 and 6 rows; where the graph commits, nothing is left to write."""
     written: list[Any] = []
     table = torch.arange(4 * 20, dtype=torch.int32).view(4, 20)
     worker, device = timed._worker, timed._device
     monkeypatch.setattr(device, "slots", 4, raising=False)
+    monkeypatch.setattr(passes.graph_epilogue, "commits", lambda epilogue: commits)
+    monkeypatch.setattr(device, "accepts_in_graph", lambda *_: True, raising=False)
     worker.model_runner = SimpleNamespace(req_to_token_pool=SimpleNamespace(req_to_token=table))
-    device.committer = SimpleNamespace(write=lambda _, packed: written.append(packed))  # type: ignore[assignment]
+    epilogue = SimpleNamespace(begin_step=lambda lens, armed: None)
+    worker._verify_executor = SimpleNamespace(verify_epilogue=epilogue)
+    device.committer = SimpleNamespace(write=written.append)  # type: ignore[assignment]
     outputs = SimpleNamespace(hidden_states=torch.arange(10.0)[:, None])
     monkeypatch.setattr(passes, "ragged_forward", lambda *_: outputs)
     rows, lens = torch.tensor([1, 3, 2]), torch.tensor([8, 5, 9])
     batch = SimpleNamespace(req_pool_indices=rows, seq_lens=lens)
     assert GraphPasses._verify(timed, batch, timed._asked([0, 2, 5])) is outputs
-    (packed,) = written
-    assert packed.hidden[:, 0].tolist() == [0.0, 1.0, 4.0]
-    assert packed.positions.tolist() == lens.tolist()
-    assert packed.slots.tolist() == table[rows, lens].tolist()
+    assert len(written) == (not commits)
+    for each in written:
+        assert each.hidden[:, 0].tolist() == list(range(10))
+        assert each.positions.tolist() == [8, 5, 6, 7, 9, 10, 11, 12, 13, 14]
+        expected = torch.cat([table[r, n : n + k] for r, n, k in zip(rows, lens, (1, 3, 6))])
+        assert each.slots.tolist() == expected.tolist()
 
 
 @pytest.mark.parametrize("timed", [False], indirect=True)

@@ -1,7 +1,7 @@
 """Compare kernels with their references: compiled on the device, without one in the interpreter.
 
-`python -m tools.gpu.kit.parity [KERNEL...]`, all of them unless named. Admission, greedy acceptance
-and packing must be equal bitwise, drafts and sampled acceptance where rounding does not decide;
+`python -m tools.gpu.kit.parity [KERNEL...]`, all of them unless named. Admission and greedy
+acceptance must be equal bitwise, drafts and sampled acceptance where rounding does not decide;
 keys and values that a commit writes to a unit in the last place, attention of verify windows to a
 tolerance of each type; grouped products and expert layers
 with float64 by `calc_diff`. Comparisons run in processes of their own (`processes.py`), on a device
@@ -27,7 +27,6 @@ from itertools import islice
 from typing import Any
 
 from sglang_dspark.benchmarks import (
-    commit_shapes,
     commit_write_shapes,
     greedy_shapes,
     markov_shapes,
@@ -54,7 +53,6 @@ from sglang_dspark.kernels.accept_listed import LISTS, accept_listed_triton
 from sglang_dspark.kernels.accept_sampled import Outcome, Tiling, accept_triton
 from sglang_dspark.kernels.accept_windows import Windows
 from sglang_dspark.kernels.admission import admit_torch, admit_triton
-from sglang_dspark.kernels.commit_rows import pack_torch, pack_triton
 from sglang_dspark.kernels.commit_write import why_not, write_torch, write_triton
 from sglang_dspark.kernels.grouped_gemm import m_grouped_gemm_nt_contiguous
 from sglang_dspark.kernels.grouped_layout import GroupedOperands
@@ -76,7 +74,7 @@ from tools.gpu.kit.processes import run_together
 # takes seconds to compile; interpreted each step takes one.
 STEPS = {"cuda": 16, "cpu": 12}
 DRAFTED = {"cuda": 16, "cpu": 24}  # batches of drafts, for the same reason
-ODD = {"cuda": 48, "cpu": 24}  # of attention, greedy acceptance, packing and writing
+ODD = {"cuda": 48, "cpu": 24}  # of attention, greedy acceptance and writing
 SAMPLED: dict[str, tuple[Any, Any]] = {
     "accept": (accept_triton, accept_sampled),
     "accept_block": (accept_block_triton, accept_block),
@@ -239,17 +237,6 @@ def greedily(device: str, share: tuple[int, int]) -> dict[str, Any]:
     return {"requests": requests, "wrong": wrong}
 
 
-def packings(device: str, share: tuple[int, int]) -> dict[str, Any]:
-    """Rows of odd steps, and the steps that are packed otherwise."""
-    rows, wrong = 0, []
-    for number, given in shared(commit_shapes.windows(ODD[device], 0, device), share):
-        found, expected = pack_triton(*given), pack_torch(*given)
-        rows += given.rows
-        if not all(torch.equal(*pair) for pair in zip(found, expected, strict=True)):
-            wrong.append(f"step {number}")
-    return {"rows": rows, "wrong": wrong}
-
-
 def indexed(device: str, share: tuple[int, int]) -> dict[str, Any]:
     """Rows of odd ragged passes, and the passes that are indexed otherwise."""
     rows, wrong = 0, []
@@ -335,7 +322,6 @@ PARTS: dict[str, Callable[[str, tuple[int, int]], dict[str, Any]]] = {
     "accept_block": partial(accepted, "accept_block"),
     "accept_listed": on_lists,
     "greedy": greedily,
-    "commit": packings,
     "commit_write": writings,
     "markov": drafted,
     "products": grouped,
