@@ -1,4 +1,4 @@
-"""Write keys and values of a pass's rows into all draft layers' caches in one launch (paper, 3.1.1).
+"""Write keys and values of a pass into all draft layers' caches in one launch (paper, 3.1.1).
 
 One product gives the keys and values of every layer. What is left is a norm over each key's head,
 its rotation by the row's position, and a row of each layer's two caches. A program does that for

@@ -65,7 +65,7 @@ def step(
     if turn % 7 == 4:
         logits = torch.nn.functional.pad(logits, (0, 5))[:, :vocab]
     lens = torch.randint(1, 9000, (requests,), generator=generator)
-    return Step(*(part.to(device) for part in (ids, rows, logits, lens)), width)
+    return Step(ids.to(device), rows.to(device), logits.to(device), lens.to(device), width)
 
 
 def outputs(requests: int, width: int, device: str = "cpu") -> Emitted:

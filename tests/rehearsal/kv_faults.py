@@ -20,6 +20,7 @@ WINDOW, SLOT, ROW, TIER = FAULTS = (
     "row not committed",
     "tier too small",
 )
+POISON = "rejected rows are NaN"  # no fault: nothing reads them
 
 
 @dataclass
@@ -103,10 +104,17 @@ def _attends(now: Planted, attention: Callable[..., None]) -> Callable[..., None
 
 
 def _commits(now: Planted, commit: Callable[..., None]) -> Callable[..., None]:
-    """ROW: the target's KV row of the last accepted draft is zero, where a request has one."""
+    """ROW: the target's KV row of the last accepted draft is zero, where a request has one.
+    POISON: the draft's KV rows of windows behind the emitted tokens are NaN."""
 
     def commits(device: Any, asked: Any, verified: Any, accepted: Any) -> None:
         commit(device, asked, verified, accepted)
+        if now.fault == POISON:
+            slots = asked.window.verify_cache_loc_2d
+            rejected = torch.arange(slots.shape[1]) >= accepted.commit_lens[:, None]
+            pool = device._worker.draft_model_runner.token_to_kv_pool
+            for buffer in (*pool.k_buffer, *pool.v_buffer):
+                buffer[slots[rejected].long()] = torch.nan
         if now.fault != ROW:
             return
         pool = device._worker.model_runner.token_to_kv_pool

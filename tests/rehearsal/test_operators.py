@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from tests.integration import tiny_models
 from tests.integration.serving import Served, ServerPool
 from tests.rehearsal.conftest import Rehearsed, start_rehearsed
+from tests.rehearsal.kv_faults import POISON
 from tests.rehearsal.on_cpu import GAMMA
 from tests.rehearsal.test_sampling_rules import tokens
 
@@ -24,7 +26,13 @@ LISTED = "accept_listed_triton"
 
 
 @pytest.fixture(scope="module")
-def interpreted(pool: ServerPool, pair: tiny_models.TinyPair) -> Rehearsed:
+def fault(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Name a fault of KV rows here to plant it in the interpreted server."""
+    return tmp_path_factory.mktemp("operators") / "fault"
+
+
+@pytest.fixture(scope="module")
+def interpreted(pool: ServerPool, pair: tiny_models.TinyPair, fault: Path) -> Rehearsed:
     return start_rehearsed(
         pool,
         "operators",
@@ -33,6 +41,7 @@ def interpreted(pool: ServerPool, pair: tiny_models.TinyPair) -> Rehearsed:
         TRITON_INTERPRET="1",
         DSPARK_REHEARSAL_GRAPHS="1",
         DSPARK_REHEARSAL_STAIR="8e-3",
+        DSPARK_REHEARSAL_FAULT=str(fault),
     )
 
 
@@ -63,6 +72,21 @@ def test_greedy_answers_are_the_plain_servers(plain: Served, interpreted: Rehear
     assert len(passes) < len(PROMPTS) * TOKENS / 1.5, "hardly a draft was accepted"
     # In a graph a vanilla head keeps SGLang's steps, which were quicker there.
     assert launched(passes) == {ADMIT, GREEDY, WRITE}
+
+
+def test_no_draft_reads_a_rejected_row(plain: Served, interpreted: Rehearsed, fault: Path) -> None:
+    """Graphs commit without the outcome. A draft that read one such row would be of NaN."""
+    before = len(interpreted.passes())
+    try:
+        fault.write_text(POISON)
+        got = answers(interpreted.server, temperature=0)
+    finally:
+        fault.unlink()
+    assert tokens(got) == tokens(answers(plain, temperature=0))
+    passes = interpreted.passes()[before:]
+    rejected = sum(each["pass"] + each["verified"] for each in passes) - len(PROMPTS) * TOKENS
+    assert rejected > 10, "no verified row was rejected"
+    assert len(passes) < len(PROMPTS) * TOKENS / 1.5, "hardly a draft was accepted"
 
 
 @pytest.mark.parametrize("rules", [{}, {"top_p": 0.9, "min_p": 0.02}], ids=["uncut", "cut"])

@@ -12,9 +12,9 @@ import msgspec
 import torch
 from torch import Tensor
 
+from sglang_dspark.backends.cuda import graph_epilogue
 from sglang_dspark.backends.cuda.accept import StepAccept
 from sglang_dspark.backends.cuda.accept_plain import plain_tokens, samples_as_plain
-from sglang_dspark.backends.cuda import graph_epilogue
 from sglang_dspark.backends.cuda.commit import ContextRows, StepCommit
 from sglang_dspark.backends.cuda.compact_pass import compact_pass, strided
 from sglang_dspark.drafter.draft_confidence import draft_confidence
@@ -224,7 +224,7 @@ class GraphDevice:
         )
 
     def commit(self, asked: VerifyInput, verified: VerifyOutput, accepted: Any) -> None:
-        """Write the rows of every step, one that drafted nothing included, unless a graph did it."""
+        """Write the rows of every step, also of one without drafts, unless a graph did."""
         if asked.rules.penalties is not None:
             asked.rules.penalties.count(accepted.out_tokens, accepted.commit_lens)
         if verified.in_graph and graph_epilogue.commits(self._executor.verify_epilogue):

@@ -210,7 +210,9 @@ def test_a_made_up_pass_writes_its_rows_once(
     for each in written:
         assert each.hidden[:, 0].tolist() == list(range(10))
         assert each.positions.tolist() == [8, 5, 6, 7, 9, 10, 11, 12, 13, 14]
-        expected = torch.cat([table[r, n : n + k] for r, n, k in zip(rows, lens, (1, 3, 6))])
+        expected = torch.cat(
+            [table[r, n : n + k] for r, n, k in zip(rows, lens, (1, 3, 6), strict=True)]
+        )
         assert each.slots.tolist() == expected.tolist()
 
 
