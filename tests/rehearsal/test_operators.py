@@ -59,6 +59,11 @@ def launched(passes: list[dict[str, Any]]) -> set[str]:
     return {name for each in passes for name in each["operators"]}
 
 
+def assert_accepted(passes: list[dict[str, Any]]) -> None:
+    """Each window emits more than 1.5 tokens on average."""
+    assert sum(each["pass"] for each in passes) < len(PROMPTS) * TOKENS / 1.5
+
+
 def test_greedy_answers_are_the_plain_servers(plain: Served, interpreted: Rehearsed) -> None:
     before = len(interpreted.passes())
     got = answers(interpreted.server, temperature=0)
@@ -69,7 +74,7 @@ def test_greedy_answers_are_the_plain_servers(plain: Served, interpreted: Rehear
     drafted = [each for each in passes if each["verified"]]
     assert drafted
     assert all(ADMIT in each["operators"] for each in drafted)
-    assert len(passes) < len(PROMPTS) * TOKENS / 1.5, "hardly a draft was accepted"
+    assert_accepted(passes)
     # In a graph a vanilla head keeps SGLang's steps, which were quicker there.
     assert launched(passes) == {ADMIT, GREEDY, WRITE}
 
@@ -85,8 +90,8 @@ def test_no_draft_reads_a_rejected_row(plain: Served, interpreted: Rehearsed, fa
     assert tokens(got) == tokens(answers(plain, temperature=0))
     passes = interpreted.passes()[before:]
     rejected = sum(each["pass"] + each["verified"] for each in passes) - len(PROMPTS) * TOKENS
-    assert rejected > 10, "no verified row was rejected"
-    assert len(passes) < len(PROMPTS) * TOKENS / 1.5, "hardly a draft was accepted"
+    assert rejected > 10, "hardly a verified row was rejected"
+    assert_accepted(passes)
 
 
 @pytest.mark.parametrize("rules", [{}, {"top_p": 0.9, "min_p": 0.02}], ids=["uncut", "cut"])
