@@ -34,7 +34,7 @@ _TAIL = "_sglang_dspark_tail"
 
 @dataclass
 class Tail:
-    """What the graphs of one worker end with. commits: they write the draft's context."""
+    """Scratch and commit of one worker's graphs. commits: they write the draft's context."""
 
     room: Room
     commit: StepCommit

@@ -157,7 +157,7 @@ class _Ranks:
 
 
 def refusal(**changed: Any) -> dict[str, Any]:
-    """What is logged in two passes where upstream accepts, and whether the graph still commits."""
+    """Replay two passes where upstream accepts; return log lines, and whether the graph commits."""
     made = epilogue(pool())
     for name, value in changed.items():
         setattr(made, name, value)
@@ -169,7 +169,7 @@ def refusal(**changed: Any) -> dict[str, Any]:
 
 
 def translated() -> dict[str, bool]:
-    """Whether a graph commits where a row has another slot in the draft's cache."""
+    """Replay a pass whose rows have other slots in the draft's cache; return what was written."""
     made = epilogue(cache := pool(), translating=True)
     replay(ours, made, 1, 2)
     return {

@@ -334,7 +334,7 @@ def test_a_graph_that_commits_leaves_nothing_to_commit(commits: bool) -> None:
 
 @pytest.mark.parametrize("folded", [True, False])
 def test_a_latent_cache_is_committed_by_upstream_over_whole_windows(folded: bool) -> None:
-    """Where a graph accepted, upstream's epilogue has committed too."""
+    """Upstream's epilogue has committed already if its graph accepted."""
     written, called = committed(device(), latent=True, in_graph=True, folded=folded)
     assert written == []
     assert len(called) == (not folded)

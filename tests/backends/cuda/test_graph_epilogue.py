@@ -38,7 +38,7 @@ def test_no_window_of_logits_is_allocated(report: dict[str, Any]) -> None:
 
 
 def test_upstream_accepts_where_its_epilogue_does_more(report: dict[str, Any]) -> None:
-    """That is logged once; the graph commits all the same."""
+    """Log it once; the graph commits all the same."""
     assert report["by_upstream"]
     for reason, found in report["refused"].items():
         assert len(found["told"]) == 1, reason
