@@ -92,9 +92,5 @@ class StepCommit:
 
 def _write_by_upstream(injector: Any, rows: ContextRows) -> None:
     injector.inject_target_hidden(
-        target_hidden=rows.hidden,
-        cache_loc=rows.slots,
-        cache_loc_2d=None,
-        positions=rows.positions,
-        commit_lens=None,
+        target_hidden=rows.hidden, cache_loc=rows.slots, positions=rows.positions
     )

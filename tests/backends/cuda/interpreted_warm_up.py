@@ -88,6 +88,7 @@ def device() -> GraphDevice:
             ),
         ),
         _verify_executor=executor,
+        _kv_injector=SimpleNamespace(),
     )
     return GraphDevice(worker, SimpleNamespace())  # type: ignore[arg-type]
 

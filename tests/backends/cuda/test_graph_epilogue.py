@@ -30,7 +30,7 @@ def test_outcomes_are_upstreams(report: dict[str, Any]) -> None:
 
 def test_rows_are_committed_and_nothing_else(report: dict[str, Any]) -> None:
     assert report["commits"]
-    assert report["unwritten"] == 0
+    assert report["off"] < 1e-5
 
 
 def test_no_window_of_logits_is_allocated(report: dict[str, Any]) -> None:

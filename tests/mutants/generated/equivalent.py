@@ -132,11 +132,4 @@ EQUIVALENT: dict[str, str] = {
     "sglang_dspark/step/penalties.py::settings_of: constant: True -> False #1": (
         "both lists have one entry a request"
     ),
-    "sglang_dspark/backends/cuda/commit.py::_write_by_upstream: argument: "
-    "injector.inject_target_hidden( target_hidden=packed.hidden, cache_loc=packed.slots, "
-    "cache_loc_2d=None, positions=packed.positions, commit_lens=None, ) -> "
-    "injector.inject_target_hidden(target_hidden=packed.hidden, cache_loc=packed.slots, "
-    "positions=packed.positions, commit_lens=None) #1": (
-        "None is the argument's default in SGLang"
-    ),
 }
