@@ -4,7 +4,8 @@ Replaced is the device alone: events by a clock that is planted (each pass and d
 cost known to the test), pinned copies by copies. DSPARK_REHEARSAL names a folder: each planned step
 and each verify pass is a line of steps.jsonl there. DSPARK_REHEARSAL_GRAPHS=1: passes replay
 captured graphs (`graphs.py`). DSPARK_REHEARSAL_FAIL names a step whose plan fails,
-DSPARK_REHEARSAL_FAULT a file that names a fault of the KV cache (`kv_faults.py`). Of several ranks
+DSPARK_REHEARSAL_FAULT a file that names a fault of the KV cache (`kv_faults.py`).
+DSPARK_REHEARSAL_COINS=1: a step's random numbers follow from its lengths alone. Of several ranks
 those behind the first one write to RANK.jsonl.
 """
 
@@ -146,6 +147,8 @@ def _record(worker: Any, state: Any) -> None:
     if state.ranks.leads:
         _record_plans(state.engine, path)
     _record_passes(path)
+    if os.environ.get("DSPARK_REHEARSAL_COINS") == "1":
+        _plant_coins()
     _record_reads(path)
     _record_context(worker, path.with_suffix(".safetensors"))
 
@@ -189,6 +192,29 @@ def _record_plans(engine: Any, path: Path) -> None:
         landed(step, *args)
 
     engine.begin, engine.landed = begun, noted
+
+
+def _plant_coins() -> None:
+    """Seed the generators of a step by its lengths, whatever ran before; and the one that draws an
+    answer's first token, behind its prefill, by a constant."""
+    from sglang.srt.layers.sampler import Sampler
+
+    from sglang_dspark.step import decode
+
+    launch: Callable[..., Any] = decode.decode
+    sample = Sampler.forward
+
+    def sampled(*args: Any, **options: Any) -> Any:
+        torch.manual_seed(1)
+        return sample(*args, **options)
+
+    def launched(state: Any, batch: Any, *rest: Any) -> Any:
+        seed = int(batch.seq_lens.sum())
+        torch.manual_seed(seed)
+        state.worker._proposer.noise.offset.fill_(seed)  # of SGLang's draft noise, a counter
+        return launch(state, batch, *rest)
+
+    Sampler.forward, decode.decode = sampled, launched
 
 
 def _record_reads(path: Path) -> None:

@@ -31,18 +31,27 @@ def fault(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("operators") / "fault"
 
 
+ARGUMENTS = (
+    *("--max-running-requests", "4", "--cuda-graph-bs-decode", "1", "2", "4"),
+    *("--random-seed", "3"),  # of SGLang's draft noise
+)
+WORLD = {
+    "DSPARK_REHEARSAL_GRAPHS": "1",
+    "DSPARK_REHEARSAL_STAIR": "8e-3",
+    "DSPARK_REHEARSAL_COINS": "1",
+}
+
+
 @pytest.fixture(scope="module")
 def interpreted(pool: ServerPool, pair: tiny_models.TinyPair, fault: Path) -> Rehearsed:
-    return start_rehearsed(
-        pool,
-        "operators",
-        pair,
-        *("--max-running-requests", "4", "--cuda-graph-bs-decode", "1", "2", "4"),
-        TRITON_INTERPRET="1",
-        DSPARK_REHEARSAL_GRAPHS="1",
-        DSPARK_REHEARSAL_STAIR="8e-3",
-        DSPARK_REHEARSAL_FAULT=str(fault),
-    )
+    world = {**WORLD, "DSPARK_REHEARSAL_FAULT": str(fault), "TRITON_INTERPRET": "1"}
+    return start_rehearsed(pool, "operators", pair, *ARGUMENTS, **world)
+
+
+@pytest.fixture(scope="module")
+def in_torch(pool: ServerPool, pair: tiny_models.TinyPair) -> Rehearsed:
+    """The same server and coins; acceptance and admission by the references in torch."""
+    return start_rehearsed(pool, "operators-torch", pair, *ARGUMENTS, **WORLD)
 
 
 def answers(server: Served, **sampling: Any) -> list[dict[str, Any]]:
@@ -116,6 +125,35 @@ def test_greedy_answers_beside_requests_with_top_k(plain: Served, interpreted: R
     assert got[::2] == tokens(answers(plain, temperature=0))[::2]
     assert [len(each) for each in got] == [TOKENS] * 4
     assert LISTED in launched(interpreted.passes()[before:])
+
+
+QWEN3 = {"temperature": 0.6, "top_k": 20, "top_p": 0.95}  # of its generation_config
+
+
+@pytest.mark.parametrize(
+    "rules",
+    [
+        QWEN3,
+        {**QWEN3, "presence_penalty": 1.0, "repetition_penalty": 1.1},
+        {"temperature": 0.9, "min_p": 0.02},
+        {"temperature": 0.9, "min_p": 0.02, "frequency_penalty": 0.5},
+    ],
+    ids=["Qwen3", "Qwen3, penalties", "min-p", "min-p, penalty"],
+)
+def test_sampled_answers_are_those_of_torch(
+    interpreted: Rehearsed, in_torch: Rehearsed, rules: dict[str, float]
+) -> None:
+    """Where SGLang's rule has no lossless one. Both servers draw the same coins."""
+    sampling = {"ignore_eos": True, **rules}
+    for prompt in PROMPTS[:2]:
+        before = len(interpreted.passes())
+        mine, theirs = (
+            tokens([each.server.generate(prompt, TOKENS, sampling_params=sampling)])
+            for each in (interpreted, in_torch)
+        )
+        assert mine == theirs
+        assert LISTED in launched(interpreted.passes()[before:])
+    assert not launched(in_torch.passes())
 
 
 def test_seeded_answers_beside_requests_on_lists(plain: Served, interpreted: Rehearsed) -> None:
