@@ -2,10 +2,10 @@
 
 Upstream trims the sizes to a named `--max-running-requests` in arg_groups/memory_hook.py,
 but sets 48 running requests for DSPARK only afterwards, in `_handle_dspark`. The graph runner
-captures none of the larger sizes (`get_batch_sizes_to_capture`), yet `DsparkDraftSampler` allocates
-for the largest, and `DsparkVerifyEpilogue` where it accepts by SGLang's rule: 256 requests on a card
-of 80 GB, with a vocabulary of 151,936 and gamma 7, are 0.5 GB of draft logits and 1.2 GB of logits,
-of which 48 requests use 19%.
+captures none of the larger sizes (`get_batch_sizes_to_capture`), yet `DsparkDraftSampler`
+allocates for the largest, and `DsparkVerifyEpilogue` where it accepts by SGLang's rule: 256
+requests on a card of 80 GB, with a vocabulary of 151,936 and gamma 7, are 0.5 GB of draft logits
+and 1.2 GB of logits, of which 48 requests use 19%.
 """
 
 from __future__ import annotations

@@ -151,7 +151,6 @@ ATTRIBUTES: dict[str, dict[str, tuple[str, ...]]] = {
             "_decode_graph_allowed",
             "_deferred_commit",
             "_draft_context",
-            "_draft_is_moe",
             "_greedy_draft",
             "_hosts_draft",
             "_kv_injector",

@@ -56,7 +56,6 @@ def obstacle(worker: Any) -> str | None:
         "the target keeps a history of n-grams": (
             runner.ngram_embedding_manager.engram_hasher is not None
         ),
-        "the drafter is built into the target (DeepSeek-V4)": worker._draft_is_moe,
         "SGLANG_DSPARK_DEFER_CONTEXT_KV is set": (
             epilogue is not None and epilogue.deferred_commit is not None
         ),

@@ -51,9 +51,10 @@ def rerun_backend() -> type:
             forward_fn()
             if post_warmup_hook is not None:
                 post_warmup_hook()
-            outputs = forward_fn()
-            # A graph holds the addresses of the metadata that it was captured with.
+            # A graph holds the addresses of the metadata that it was captured with; DeepSeek-V4's
+            # is replaced by what the graph itself makes of it.
             metadata = self._runner.attn_backend.forward_metadata
+            outputs = forward_fn()
             self._graphs[shape_key] = (forward_fn, outputs, metadata)
 
         def can_run(self, forward_batch: Any, shape_key: Any) -> bool:

@@ -3,10 +3,11 @@
 Replaced is the device alone: events by a clock that is planted (each pass and draft moves it by a
 cost known to the test), pinned copies by copies. DSPARK_REHEARSAL names a folder: each planned step
 and each verify pass is a line of steps.jsonl there. DSPARK_REHEARSAL_GRAPHS=1: passes replay
-captured graphs (`graphs.py`). DSPARK_REHEARSAL_FAIL names a step whose plan fails,
-DSPARK_REHEARSAL_FAULT a file that names a fault of the KV cache (`kv_faults.py`).
-DSPARK_REHEARSAL_COINS=1: a step's random numbers follow from its lengths alone. Of several ranks
-those behind the first one write to RANK.jsonl.
+captured graphs (`graphs.py`). DSPARK_REHEARSAL_LATENT=1: DeepSeek-V4's kernels are torch
+(`latent.py`). DSPARK_REHEARSAL_FAIL names a step whose plan fails, DSPARK_REHEARSAL_FAULT a file
+that names a fault of the KV cache (`kv_faults.py`). DSPARK_REHEARSAL_COINS=1: a step's random
+numbers follow from its lengths alone. Of several ranks those behind the first one write to
+RANK.jsonl.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from tests.rehearsal import chains, experts, graphs, kv_faults, reads
+from tests.rehearsal import chains, experts, graphs, kv_faults, latent, reads
 
 GAMMA = 5
 TIER = GAMMA + 1  # tokens: what a captured graph of one more request adds
@@ -79,6 +80,8 @@ def install_rehearsal() -> None:
         graphs.install()
         seams += graphs.SEAMS
     seams += [experts.SEAM, *chains.SEAMS]
+    if os.environ.get("DSPARK_REHEARSAL_LATENT") == "1":
+        latent.install()
     if "DSPARK_REHEARSAL_FAULT" in os.environ:
         kv_faults.install()
     registry.install([replace(seam, device="any") for seam in seams], device="cpu")
@@ -245,16 +248,22 @@ def _record_context(worker: Any, path: Path) -> None:
         if len(batch.seq_lens) == 1:
             row, length = int(batch.req_pool_indices[0]), int(batch.seq_lens[0])
             slots = table[row, :length].long()
-            found = {
-                "keys": torch.stack([buffer[slots] for buffer in pool.k_buffer]),
-                "values": torch.stack([buffer[slots] for buffer in pool.v_buffer]),
-            }
             partial = path.with_suffix(".tmp")
-            save_file(found, partial)
+            save_file(_context_rows(pool, slots), partial)
             partial.replace(path)
         return launch(state, batch, *rest)
 
     decode.decode = launched
+
+
+def _context_rows(pool: Any, slots: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Return what a draft's cache holds at these slots, by layer."""
+    if not hasattr(pool, "k_buffer"):
+        return {"rows": latent.context_rows(pool, slots)}
+    return {
+        "keys": torch.stack([buffer[slots] for buffer in pool.k_buffer]),
+        "values": torch.stack([buffer[slots] for buffer in pool.v_buffer]),
+    }
 
 
 def _record_passes(path: Path) -> None:

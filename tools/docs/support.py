@@ -34,7 +34,7 @@ drafter, device and features have been shown.
 | Qwen2 and other classes that do not | impossible: SGLang lacks the hook | impossible |
 | latent attention (MLA) | refused | unscheduled |
 | recurrent state (Mamba, GDN) | refused | unscheduled |
-| DeepSeek-V4 with its own drafter | untried | untried; `mode: auto` leaves it to SGLang |
+| DeepSeek-V4 with its own drafter | impossible: CUDA only | rehearsed ([in part](drafters.md)) |
 | FP8 checkpoints | untried | untried |
 
 ## Drafters

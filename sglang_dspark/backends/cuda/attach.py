@@ -122,6 +122,8 @@ def _obstacle(worker: Any) -> str | None:
         )
     if not worker.sample_from_anchor:
         return NOT_FROM_ANCHOR
+    if worker._kv_injector.swa_ring_size is not None:  # the profile's rows name no request
+        return "the draft's cache is a ring of each request (--enable-encoder-swa-bounded-replay)"
     return obstacle(worker)
 
 

@@ -37,6 +37,7 @@ def worker_of(
     samples: bool = True,
     head: bool = True,
     greedy_draft: bool = False,
+    ring: int | None = None,
 ) -> Any:
     """Loaded for compact verification, its graphs captured."""
     pool = SimpleNamespace(post_capture_active=not backed)
@@ -46,6 +47,7 @@ def worker_of(
         sample_from_anchor=samples,
         draft_model=SimpleNamespace(confidence_head=object() if head else None),
         _greedy_draft=greedy_draft,
+        _kv_injector=SimpleNamespace(swa_ring_size=ring),
         model_runner=runner,
         draft_model_runner=SimpleNamespace(attn_backend=Attention(draft_waits)),
     )
@@ -95,6 +97,10 @@ def test_a_cache_without_memory_is_not_written_to() -> None:
 
 def test_a_draft_that_skips_its_anchors_row_is_not_scheduled() -> None:
     assert "predict from its anchor" in str(attach._obstacle(worker_of(samples=False)))
+
+
+def test_a_cache_that_is_a_ring_of_each_request_is_not_profiled() -> None:
+    assert "--enable-encoder-swa-bounded-replay" in str(attach._obstacle(worker_of(ring=256)))
 
 
 def test_greedy_drafts_leave_nothing_to_estimate_confidence_from() -> None:
