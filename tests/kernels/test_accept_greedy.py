@@ -23,21 +23,20 @@ pytestmark = pytest.mark.xdist_group("accept-greedy")
 
 pytest.importorskip("sglang")
 
-STEPS = 160  # of 5 requests on average
+FEW, MANY = 160, 400  # steps, of 5 requests on average
 
 
-@pytest.fixture(scope="module")
-def report() -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(
-        output_of("tests.kernels.interpreted_greedy", str(STEPS)).splitlines()[-1]
-    )
-    return found
+@pytest.fixture(scope="module", params=[FEW, pytest.param(MANY, marks=pytest.mark.slow)])
+def report(request: pytest.FixtureRequest) -> dict[str, Any]:
+    printed = output_of("tests.kernels.interpreted_greedy", str(request.param))
+    found: dict[str, Any] = json.loads(printed.splitlines()[-1])
+    return {**found, "steps": request.param}
 
 
 def test_interpreted_kernel_equals_torch_and_upstream(report: dict[str, Any]) -> None:
     parity = report["parity"]
     assert parity["wrong"] == []
-    assert parity["requests"] >= 700
+    assert parity["requests"] >= 4.8 * report["steps"]
     assert min(parity["kept"], parity["cut"]) > 150
     assert parity["parts"] == [1, 2, 4], "rows are searched whole and in parts"
     assert parity["arrivals"] == 0  # the counters are ready for the next launch
@@ -87,7 +86,7 @@ def test_unsupported_arguments_are_named() -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_compiled_kernel_equals_torch() -> None:
     room = room_for(16, 12, torch.device("cuda"))
-    for given in steps(STEPS, device="cuda"):
+    for given in steps(FEW, device="cuda"):
         out = outputs(len(given.rows), given.width, "cuda")
         accept_greedy_triton(*given[:4], out, room)
         for found, expected in zip(out[:5], accept_greedy_torch(*given)[:5], strict=True):
