@@ -76,7 +76,7 @@ def test_kernel_compiles_for_ampere_hopper_and_blackwell_without_one() -> None:
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_compiled_kernel_equals_torch() -> None:
-    for given in cases(CASES, device="cuda"):
+    for given in cases(FEW, device="cuda"):
         if why_not(given.layers, given.cos_sin.shape[1]) is None:
             expected = copied(given)
             write_triton(*given)

@@ -25,7 +25,7 @@ from tests.kernels.processes import output_of
 
 pytestmark = pytest.mark.xdist_group("window-attention")
 
-FEW, MANY = 60, 2000  # passes
+FEW, MANY = 60, 560  # passes, of 3.6 windows on average
 
 
 @pytest.fixture(scope="module", params=[FEW, pytest.param(MANY, marks=pytest.mark.slow)])
@@ -133,7 +133,7 @@ def test_kernels_compile_for_ampere_ada_hopper_and_blackwell_without_one() -> No
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_compiled_kernel_equals_torch() -> None:
-    for made in cases(CASES, device="cuda"):
+    for made in cases(FEW, device="cuda"):
         if why_not(made.windows, made.context) is None:
             found = made.output()
             attend_triton(*made, found)
