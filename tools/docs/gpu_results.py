@@ -128,8 +128,9 @@ REST = """
 Times are medians of CUDA events. In the first table, outside of graphs they include the host's
 launches, greedy logits are bfloat16, where a server's are float32, and the commit is 25ce16b.
 Slower than SGLang's or torch's are our sampled acceptance on whole rows, the commit up to 64
-requests with the host's launches, and the sampled head in a graph. A server judges cuts on lists
-now and on whole rows only what is left ([which](gpu.md)); lists have not been timed on a GPU. The
+requests with the host's launches, and the sampled head in a graph. Since these runs a server judges
+cuts on lists, and on whole rows only what is left ([which](gpu.md)), and the graph of a verify pass
+accepts on packed rows and commits, without launches of the host. Neither was timed on a GPU. The
 newest run was cut off before the sequential head and sampled acceptance. Not measured: SGLang's
 acceptance with top-p, which needs FlashInfer.
 """
