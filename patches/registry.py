@@ -19,7 +19,7 @@ from __future__ import annotations
 import inspect
 import pkgutil
 import types
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -126,24 +126,33 @@ def install(seams: Iterable[Seam], *, device: str) -> None:
     Hooks become effective with the next `HookRegistry.apply_hooks()`; `set` seams at once.
     Raises `DSparkError` naming the first target that is not what we expect; nothing is touched.
     """
-    if _installed:
-        return
+    if not _installed:
+        add(chosen_seams(seams, device=device))
+
+
+def chosen_seams(seams: Iterable[Seam], *, device: str) -> list[Seam]:
+    """Return the seams for this device; DSparkError where two of them are for one target."""
     chosen = [seam for seam in seams if not is_inert(seam, device=device)]
     _require_distinct(chosen)
-    for seam in chosen:
+    return chosen
+
+
+def add(seams: Sequence[Seam]) -> None:
+    """Check these seams, then register or set all of them; DSparkError as `install` raises it."""
+    for seam in seams:
         check = check_seam(seam)
         if not check.ok:
             raise DSparkError(mismatch(check))
-    for target, hook, kind in _hooks(chosen):
+    for target, hook, kind in _hooks(seams):
         if kind == "set":
             owner, attribute = _owner(target)
             setattr(owner, attribute, hook)
         else:
             upstream.HookRegistry.register(target, hook, upstream.HookType(kind))
-    _installed.extend(chosen)
+    _installed.extend(seams)
 
 
-def _hooks(seams: list[Seam]) -> Iterator[tuple[str, Any, str]]:
+def _hooks(seams: Sequence[Seam]) -> Iterator[tuple[str, Any, str]]:
     """Yield target, hook and kind for `HookRegistry`: the subclasses of a class as one."""
     overrides: dict[str, list[type]] = {}
     for seam in seams:

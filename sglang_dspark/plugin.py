@@ -35,12 +35,14 @@ def _install() -> None:
     startup.check_version(sglang.__version__)
 
     from sglang_dspark.backends.moe import moe_config
+    from sglang_dspark.patches import all_seams, late_install, registry
     from sglang_dspark.serving import upstream_check
 
-    upstream_check.require_all()  # before the patches, which use these names as they are imported
+    seams_wait = late_install.can_wait()
+    if not seams_wait:  # else SGLang's files are those that the tables of names were made from
+        upstream_check.require_all()  # before the patches, which use names as they are imported
 
     from sglang_dspark.backends.cpu import log_filters
-    from sglang_dspark.patches import all_seams, registry
     from sglang_dspark.serving.config import load_config
 
     fixes = load_config().config.upstream_fixes
@@ -50,7 +52,8 @@ def _install() -> None:
         log_filters.install()
     else:
         _require_some_platform()
-    registry.install(all_seams(device=device, upstream_fixes=fixes), device=device)
+    install = late_install.install if seams_wait else registry.install
+    install(all_seams(device=device, upstream_fixes=fixes), device=device)
     _verify_after_apply()
 
 

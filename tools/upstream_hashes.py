@@ -1,17 +1,21 @@
-"""Print the entries of `REIMPLEMENTED` that differ from the installed SGLang.
+"""Print the entries of `REIMPLEMENTED` and `RELEASE` that differ from the installed SGLang.
 
 `python -m tools.upstream_hashes`, after each of these functions was read again (docs/upgrading.md):
-the new hashes go into sglang_dspark/serving/upstream_uses.py.
+the new hashes go into upstream_uses.py and released_files.py in sglang_dspark/serving/.
 """
 
 from __future__ import annotations
 
+from sglang_dspark.serving import released_files
 from sglang_dspark.serving.upstream_check import body_hash
 from sglang_dspark.serving.upstream_uses import REIMPLEMENTED
 
 
 def main() -> None:
-    """Print one line for each function: module, entry with its new hash, or that it is gone."""
+    """Print one line for each function: module, entry with its new hash, or that it is gone.
+
+    Then one line for all files together.
+    """
     for module, functions in REIMPLEMENTED.items():
         for path, (known, ours) in functions.items():
             found = body_hash(module, path)
@@ -19,6 +23,8 @@ def main() -> None:
                 print(f"{module}: {path} is gone ({ours})")
             elif found != known:
                 print(f'{module}: "{path}": ("{found}", "{ours}"),')
+    if not released_files.are_unchanged():
+        print(f'released_files.py: RELEASE = "{released_files.digest()}"')
 
 
 if __name__ == "__main__":

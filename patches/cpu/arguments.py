@@ -17,7 +17,7 @@ from typing import Any
 
 from sglang_dspark.patches.seam import Seams
 from sglang_dspark.schedule import rehearsal
-from sglang_dspark.serving import upstream
+from sglang_dspark.serving import on_demand, upstream
 
 SEAMS = Seams(device="cpu")
 
@@ -53,7 +53,8 @@ def handle_dspark(original: Callable[[Any], None], server_args: Any) -> None:
     finally:
         upstream.speculative_hook.resolving_view = resolving_view
     _fill_slots_at_once(server_args)
-    rehearsal.compile_early()  # here, as seconds of imports follow before the scheduler starts
+    if not on_demand.active():  # no server follows
+        rehearsal.compile_early()  # here, as seconds of imports follow before the scheduler starts
 
 
 def _fill_slots_at_once(server_args: Any) -> None:

@@ -20,11 +20,11 @@ SEAMS = Seams(device="cpu")
     "cpu-attention-choice",
     "sglang.srt.server_args.ServerArgs.add_cli_args",
     signature="(parser)",
-    why="a backend's name must be registered before the command line is parsed",
+    why="a backend's name must be known before the command line is parsed",
 )
 def offer_backend(*args: Any, **kwargs: Any) -> None:
-    """Register the name: BEFORE hook of `ServerArgs.add_cli_args`."""
-    attention_registry.register_attention()
+    """Offer the name: BEFORE hook of `ServerArgs.add_cli_args`."""
+    attention_registry.offer_attention()
 
 
 @SEAMS.around(

@@ -17,7 +17,10 @@ SEAMS = Seams()
 # for anything imports what it stands for.
 _PLAIN = {str, int, float, bool, bytes, dict, list, tuple, set, frozenset, type(None), ModuleType}
 # Most modules of a server. None of them takes a name from SGLang.
-_OTHERS = {"torch", "transformers", "sympy", "numpy", "scipy", "numba", "llvmlite", "triton"}
+_OTHERS = {
+    *("torch", "transformers", "sympy", "mpmath", "numpy", "scipy", "numba", "llvmlite", "triton"),
+    *("aiohttp", "huggingface_hub", "openai", "pydantic", "rich", "urllib3"),
+}
 
 
 class Places:

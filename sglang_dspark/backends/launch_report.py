@@ -22,13 +22,12 @@ import torch
 from sglang_dspark.backends import drafter_check
 from sglang_dspark.backends.cpu import csrc, jit
 from sglang_dspark.backends.cpu.attention_registry import ATTENTION_BACKEND
-from sglang_dspark.backends.cuda.attach import NOT_FROM_ANCHOR
 from sglang_dspark.drafter.config import OTHER_ARCHITECTURES, architecture_of, read_config
 from sglang_dspark.drafter.config import DrafterConfig as Drafter
 from sglang_dspark.drafter.weight_files import stored_tensors
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.schedule import compiled
-from sglang_dspark.serving import mode, startup, upstream
+from sglang_dspark.serving import mode, on_demand, startup, upstream
 
 MIB = 1 << 20
 _ITEM = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2}  # else one byte
@@ -64,14 +63,16 @@ class _NotScheduledError(Exception):
     """The server would start and not schedule."""
 
 
-def report_launch(line: str) -> LaunchReport:
+def report_launch(line: str, *, complete: bool = False) -> LaunchReport:
     """Examine an argument line of `sglang.launch_server`, with or without the command itself.
 
-    Loads SGLang's plugins into this process; leaves the environment as it was.
+    Loads SGLang's plugins into this process; leaves the environment as it was. complete: whether
+    all patches are installed, which imports what a server does; else those of modules in use.
     """
     report, before = LaunchReport(), dict(os.environ)
     try:
-        _examine(_arguments(line), report)
+        with contextlib.nullcontext() if complete else on_demand.examination():
+            _examine(_arguments(line), report)
         report.scheduled, report.verdict = True, "starts, and is scheduled by confidence"
     except _NotScheduledError as reason:
         report.verdict = f"starts, but is not scheduled: {reason}"
@@ -132,6 +133,9 @@ def _require_scheduled(record: Any, args: Any, path: Path | None) -> None:
         raise _NotScheduledError("the drafter is not in a folder of its own here")
     if str(args.device) == "cpu":
         return
+    # It imports Triton, which arguments for a CPU do not need.
+    from sglang_dspark.backends.cuda.attach import NOT_FROM_ANCHOR
+
     why = drafter_check.obstacle(record, args, path)
     if why is None and read_config(path).get("sample_from_anchor") is False:
         why = NOT_FROM_ANCHOR

@@ -93,6 +93,11 @@ def body_hash(module: str, path: str) -> str | None:
     return hashlib.sha256(_shape(node).encode()).hexdigest()[:_HASH_DIGITS]
 
 
+def has_module(name: str) -> bool:
+    """Return whether SGLang has a module or package of this dotted name; it is not imported."""
+    return name.startswith("sglang.") and _file(name) is not None
+
+
 def syntax(module: str) -> ast.Module | None:
     """Return the syntax of a module of SGLang; None where there is no such one."""
     text = _text(module)

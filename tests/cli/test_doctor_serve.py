@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import shutil
@@ -23,21 +24,34 @@ pytest.importorskip("sglang")
 ROOT = Path(__file__).resolve().parents[2]
 BIG = 8 << 30  # bytes that the header of a target's file promises
 MOST_RSS = 4 << 30  # bytes of the whole process, SGLang and torch included
+MODULES = 6_000  # 5,635 today; with all patches installed 7,400
+HEAVY = (  # what a server imports, and no verdict needs: a second or more of CPU
+    "sglang.srt.entrypoints.http_server",
+    "sglang.srt.layers.attention.attention_registry",
+    "sglang.srt.managers.scheduler",
+    "sglang.srt.managers.tokenizer_manager",
+    "sglang.srt.model_executor.model_runner",
+    "sglang.srt.models",
+    "sglang.srt.speculative.eagle_worker_v2",
+    "sglang_dspark.backends.cuda.attach",
+    "torch._inductor.compile_fx",
+)
 CHILD = """
 import json, os, resource, sys
 from sglang_dspark.backends.launch_report import report_launch
-found = {}
+found, modules = {}, []
 for case in json.load(sys.stdin):
     before = dict(os.environ)
     os.environ.update(case["environment"])
     within = dict(os.environ)
-    report = report_launch(case["line"])
+    report = report_launch(case["line"], complete=sys.argv[1] == "complete")
+    modules = modules or sorted(sys.modules)  # of the first case
     assert dict(os.environ) == within, case["line"]
     os.environ.clear()
     os.environ.update(before)
     found[case["name"]] = report.as_json()
 peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-sys.__stdout__.write(json.dumps({"found": found, "peak": peak}))
+sys.__stdout__.write(json.dumps({"found": found, "peak": peak, "modules": modules}))
 """
 
 
@@ -184,15 +198,14 @@ def promise_weights(file: Path) -> None:
     os.truncate(file, 8 + len(header) + BIG)
 
 
-@pytest.fixture(scope="module")
-def reports(folder: Path) -> dict[str, Any]:
-    """All cases by one process, as importing SGLang takes longest."""
+def reported(folder: Path, imports: str) -> dict[str, Any]:
+    """Report all cases in one process, as importing SGLang takes longest."""
     asked = [
         {"name": case.name, "line": case.arguments(folder), "environment": case.environment}
         for case in CASES
     ]
     done = subprocess.run(
-        [sys.executable, "-c", CHILD],
+        [sys.executable, "-c", CHILD, imports],
         input=json.dumps(asked),
         capture_output=True,
         text=True,
@@ -202,6 +215,12 @@ def reports(folder: Path) -> dict[str, Any]:
     assert done.returncode == 0, done.stderr[-3000:]
     found: dict[str, Any] = json.loads(done.stdout)
     return found
+
+
+@pytest.fixture(scope="module")
+def reports(folder: Path) -> dict[str, Any]:
+    """All cases, with the imports that each needs."""
+    return reported(folder, "on demand")
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
@@ -222,16 +241,41 @@ def test_no_weight_is_loaded(reports: dict[str, Any]) -> None:
     assert reports["peak"] < MOST_RSS
 
 
+def test_all_patches_installed_lead_to_the_same_reports(
+    reports: dict[str, Any], folder: Path
+) -> None:
+    """A start's imports, with all patches checked, decide nothing that fewer imports do not."""
+    complete = reported(folder, "complete")
+    assert complete["found"] == reports["found"]
+    assert set(HEAVY) - {"sglang.srt.entrypoints.http_server"} - set(complete["modules"]) == {
+        "sglang_dspark.backends.cuda.attach"  # of a GPU's arguments
+    }
+
+
+def test_what_no_verdict_needs_is_not_imported(reports: dict[str, Any]) -> None:
+    """The verdict takes five seconds of CPU at most, nearly all of them imports."""
+    assert set(HEAVY) & set(reports["modules"]) == set()
+    assert len(reports["modules"]) < MODULES
+
+
 @pytest.mark.parametrize("scheduled", [True, False])
 def test_the_exit_status_is_the_verdicts(scheduled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     from sglang_dspark.backends import launch_report
 
     report = LaunchReport(scheduled, "as it is", {"device": "cpu"})
     asked = []
-    monkeypatch.setattr(launch_report, "report_launch", lambda line: asked.append(line) or report)
+
+    def reporting(line: str, *, complete: bool) -> LaunchReport:
+        asked.append((line, complete))
+        return report
+
+    monkeypatch.setattr(launch_report, "report_launch", reporting)
+    monkeypatch.setattr(gc, "disable", lambda: None)  # this process does not end here
+    monkeypatch.setattr(gc, "freeze", lambda: None)
     done = CliRunner().invoke(app, ["doctor", "--serve", "--model-path x"])
     assert done.stdout.splitlines() == ["device: cpu", "verdict: as it is"]
     assert done.exit_code == (0 if scheduled else 1)
     done = CliRunner().invoke(app, ["doctor", "--serve", "--model-path x", "--json"])
     assert json.loads(done.stdout) == report.as_json()
-    assert asked == ["--model-path x"] * 2
+    CliRunner().invoke(app, ["doctor", "--all", "--serve", "--model-path x"])
+    assert asked == [("--model-path x", False)] * 2 + [("--model-path x", True)]

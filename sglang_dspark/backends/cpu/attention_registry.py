@@ -13,11 +13,16 @@ from sglang_dspark.serving import upstream
 ATTENTION_BACKEND = "dspark_cpu"
 
 
-def register_attention() -> None:
-    """Add the backend's name to the command line and to the registry; idempotent."""
+def offer_attention() -> None:
+    """Add the backend's name to the command line; idempotent."""
     for names in (upstream.ATTENTION_BACKEND_CHOICES, upstream.DRAFT_ATTENTION_BACKEND_CHOICES):
         if ATTENTION_BACKEND not in names:
             names.append(ATTENTION_BACKEND)
+
+
+def register_attention() -> None:
+    """Offer the name, and add the backend to the registry that model processes read; idempotent."""
+    offer_attention()
     upstream.register_attention_backend(ATTENTION_BACKEND)(_create_attention)
 
 

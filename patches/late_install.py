@@ -1,0 +1,53 @@
+"""Install a patch when its target's module is imported, for `dspark doctor --serve`.
+
+What is imported has its patches, as at a start; what is not imported decides nothing. Targets of
+waiting patches are not compared with their signatures. So patches wait only where all files of
+SGLang are those of the release, and where no other plugin patches them.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from functools import partial
+from importlib import metadata
+
+from sglang_dspark.errors import DSparkError
+from sglang_dspark.patches import registry
+from sglang_dspark.patches.seam import Seam
+from sglang_dspark.serving import on_demand, released_files, startup, upstream, upstream_check
+
+
+def can_wait() -> bool:
+    """Return whether patches may wait in this process."""
+    plugins = metadata.entry_points(group="sglang.srt.plugins")
+    return on_demand.active() and len(plugins) == 1 and released_files.are_unchanged()
+
+
+def install(seams: Iterable[Seam], *, device: str) -> None:
+    """Install the seams of loaded modules as `registry.install` does; the others wait."""
+    chosen = registry.chosen_seams(seams, device=device)
+    waiting: dict[str, list[Seam]] = {}
+    for seam in chosen:
+        module = _module_of(seam.target)
+        if module is not None and module not in sys.modules:
+            waiting.setdefault(module, []).append(seam)
+    late = {seam.name for each in waiting.values() for seam in each}
+    registry.add([seam for seam in chosen if seam.name not in late])
+    on_demand.report_imports(waiting, partial(_install_late, waiting))
+
+
+def _install_late(waiting: dict[str, list[Seam]], modules: list[str]) -> None:
+    """Install the seams of modules that were imported; a mismatch ends the process as ever."""
+    try:
+        registry.add([seam for module in modules for seam in waiting[module]])
+    except DSparkError as error:
+        startup.stop(str(error))
+    upstream.HookRegistry.apply_hooks()  # which verifies them too (plugin.py)
+
+
+def _module_of(target: str) -> str | None:
+    """Return the module of SGLang that a dotted path begins with; None for other packages."""
+    parts = target.split(".")
+    names = (".".join(parts[:count]) for count in range(len(parts) - 1, 1, -1))
+    return next((name for name in names if upstream_check.has_module(name)), None)

@@ -1,0 +1,137 @@
+"""Import only what an examination of arguments uses, for `dspark doctor --serve`.
+
+SGLang resolves arguments with two thirds of the modules that a server imports. The rest is imported
+because patches check their targets there, and because `@torch.compile` at the top of a module
+imports the compiler. In an examination a patch waits for the import of its target's module
+(patches/late_install.py), and a decorated function is compiled by its first call. Nothing is
+replaced by a stub: what is used after all is imported, patched and compiled.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import types
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from typing import Any
+
+Report = Callable[[list[str]], None]
+_TRANSFORMERS, _SCAN = "transformers.utils.import_utils", "create_import_structure_from_path"
+_examinations: list[None] = []  # those that run now
+
+
+def active() -> bool:
+    """Return whether an examination runs in this process."""
+    return bool(_examinations)
+
+
+@contextmanager
+def examination() -> Iterator[None]:
+    """Compile decorated functions by their first call, and make `active` true, within the block."""
+    import torch
+
+    if _TRANSFORMERS not in sys.modules:
+        report_imports([_TRANSFORMERS], _scan_once)
+    compiling = torch.compile
+    torch.compile = _on_first_call(compiling)
+    _examinations.append(None)
+    try:
+        yield
+    finally:
+        _examinations.pop()
+        torch.compile = compiling
+
+
+def _on_first_call(compiling: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a `torch.compile` that compiles a function when it is called, others at once."""
+
+    @functools.wraps(compiling)
+    def compile_later(model: Any = None, **options: Any) -> Any:
+        if model is None:
+            return functools.partial(compile_later, **options)
+        if not isinstance(model, types.FunctionType):
+            return compiling(model, **options)
+        compiled = functools.cache(lambda: compiling(model, **options))
+
+        @functools.wraps(model)
+        def call(*arguments: Any, **named: Any) -> Any:
+            return compiled()(*arguments, **named)
+
+        return call
+
+    return compile_later
+
+
+def _scan_once(modules: list[str]) -> None:
+    """Let Transformers read its folders of models once, not once for each of two lazy modules.
+
+    It caches what it finds in a folder, but only 128 of them, and it has several hundred.
+    """
+    utilities = sys.modules[_TRANSFORMERS]
+    scan: Any = getattr(utilities, _SCAN, None)
+    if hasattr(scan, "cache_info"):
+        setattr(utilities, _SCAN, functools.cache(scan.__wrapped__))
+
+
+def report_imports(modules: Iterable[str], report: Report) -> None:
+    """Call `report` with the names of these modules as they are imported, each name once.
+
+    Modules that import each other are reported together after the outermost one. Lasts as long as
+    the process; none of the modules may be loaded yet.
+    """
+    sys.meta_path.insert(0, _Watcher(set(modules), report))
+
+
+class _Watcher(MetaPathFinder):
+    """Find watched modules as the other finders do, with a loader that reports them."""
+
+    def __init__(self, modules: set[str], report: Report) -> None:
+        self._watched, self._report = modules, report
+        self._imported: list[str] = []  # not reported yet
+        self._depth = 0
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: types.ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if name not in self._watched:
+            return None
+        for finder in sys.meta_path:
+            find = None if finder is self else getattr(finder, "find_spec", None)
+            spec: ModuleSpec | None = None if find is None else find(name, path, target)
+            if spec is not None:
+                if spec.loader is not None:
+                    spec.loader = _WatchedLoader(spec.loader, self)
+                return spec
+        return None
+
+    def run(self, module: types.ModuleType, loader: Loader) -> None:
+        """Run a module by its own loader; report it unless another import surrounds this one."""
+        self._depth += 1
+        try:
+            loader.exec_module(module)
+            self._watched.discard(module.__name__)
+            self._imported.append(module.__name__)
+        finally:
+            self._depth -= 1
+            if self._imported and not self._depth:
+                names, self._imported = self._imported, []
+                self._report(names)
+
+
+class _WatchedLoader(Loader):
+    """Load as another loader does."""
+
+    def __init__(self, loader: Loader, watcher: _Watcher) -> None:
+        self._loader, self._watcher = loader, watcher
+
+    def create_module(self, spec: ModuleSpec) -> types.ModuleType | None:
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        module.__loader__ = self._loader  # of which `inspect` requests the source
+        if module.__spec__ is not None:
+            module.__spec__.loader = self._loader
+        self._watcher.run(module, self._loader)

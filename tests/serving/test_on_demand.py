@@ -1,0 +1,106 @@
+"""Imports of an examination: reports of watched modules, and functions compiled by their call."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+import sys
+import types
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from sglang_dspark.serving import on_demand
+
+FILES = {
+    "watched_inner": "VALUE = 1\n",
+    "watched_outer": "from watched_inner import VALUE\nMORE = VALUE + 1\n",
+    "watched_broken": "import watched_inner\nraise ImportError('never')\n",
+    "watched_other": "",
+}
+
+
+@pytest.fixture
+def watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[list[str]]]:
+    """Reports of the modules of `FILES`, each with the names in it."""
+    for name, text in FILES.items():
+        (tmp_path / f"{name}.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
+    reports: list[list[str]] = []
+    on_demand.report_imports(FILES.keys() - {"watched_other"}, reports.append)
+    yield reports
+    for name in FILES:
+        sys.modules.pop(name, None)
+
+
+def test_modules_are_reported_after_the_outermost_import(watched: list[list[str]]) -> None:
+    outer = importlib.import_module("watched_outer")
+    assert watched == [["watched_inner", "watched_outer"]]
+    assert outer.MORE == 2
+    importlib.import_module("watched_other")
+    importlib.reload(outer)
+    assert watched == [["watched_inner", "watched_outer"]], "others are not, and none twice"
+
+
+def test_a_watched_module_is_as_any_other(watched: list[list[str]]) -> None:
+    inner = importlib.import_module("watched_inner")
+    assert inspect.getsource(inner) == FILES["watched_inner"]
+    assert type(inner.__loader__) is type(importlib.import_module("watched_other").__loader__)
+
+
+def test_modules_that_a_failed_one_imported_are_reported(watched: list[list[str]]) -> None:
+    with pytest.raises(ImportError, match="never"):
+        importlib.import_module("watched_broken")
+    assert watched == [["watched_inner"]]
+
+
+def test_a_decorated_function_is_compiled_by_its_first_call(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    compiled = []
+
+    def compiling(model: object = None, **options: object) -> object:
+        compiled.append(options)
+        return model
+
+    monkeypatch.setattr(torch, "compile", compiling)
+    with on_demand.examination():
+        assert on_demand.active()
+
+        @torch.compile(dynamic=True)
+        def doubled(value: int) -> int:
+            return 2 * value
+
+        plain = torch.compile(lambda: 3)
+        assert compiled == []
+        torch.compile(torch.nn.Identity())
+        assert compiled == [{}], "only functions wait"
+    assert not on_demand.active()
+    assert torch.compile is compiling
+    assert (doubled(2), doubled(3), doubled.__name__, plain()) == (4, 6, "doubled", 3)
+    assert compiled == [{}, {"dynamic": True}, {}]
+
+
+def test_folders_of_models_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    scanned = []
+    scan = functools.lru_cache(maxsize=1)(scanned.append)
+    module = types.ModuleType("import_utils")
+    vars(module)["create_import_structure_from_path"] = scan
+    monkeypatch.setitem(sys.modules, "transformers.utils.import_utils", module)
+    on_demand._scan_once([])
+    for folder in ("a", "b", "a", "b"):
+        module.create_import_structure_from_path(folder)
+    assert scanned == ["a", "b"]
+    del module.create_import_structure_from_path
+    on_demand._scan_once([])  # another version of Transformers
+
+
+def test_transformers_forgets_folders() -> None:
+    """Drop `_scan_once` when this fails: Transformers caches enough by itself then."""
+    from transformers.utils import import_utils
+
+    assert import_utils.create_import_structure_from_path.cache_info().maxsize == 128
