@@ -1,10 +1,10 @@
 """Run passes of the real models over dummy requests, to time them before the first request.
 
 Every pass is like one of a decode step (sglang/srt/speculative/dspark_components/
-{dspark_draft,dspark_verify}.py): a draft block, or a ragged verify pass followed by
-the context injection of one token a request. The requests have the first pool rows, which are
-pointed at slots of the whole cache and restored afterwards. Nothing is allocated, and the passes
-write to free slots only.
+{dspark_draft,dspark_verify}.py): a draft block, or a ragged verify pass followed by the context
+injection, of one token a request on a CPU and of all rows on a GPU. The requests have the first
+pool rows, which are pointed at slots of the whole cache and restored afterwards. Nothing is
+allocated, and the passes write to free slots only.
 """
 
 from __future__ import annotations

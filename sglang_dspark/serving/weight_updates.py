@@ -19,7 +19,6 @@ import torch
 
 Runners = list[tuple[str, Any]]
 BEFORE_UPDATE: list[Callable[[Any], None]] = []  # called with each model that is updated
-_VERSION = "dspark_weights_version"  # attribute of a draft model
 _begun = 0  # updates, of this process
 
 
@@ -37,16 +36,9 @@ def updates() -> int:
     return _begun
 
 
-def weights_version(model: Any) -> int:
-    """Return the number of updates of a draft model: copies of an earlier version are stale."""
-    version: int = model.__dict__.get(_VERSION, 0)
-    return version
-
-
 @torch.inference_mode()
 def renew_copies(model: Any) -> None:
     """Write a draft model's weights into SGLang's stacked copies, in place: graphs read them."""
-    model.__dict__[_VERSION] = weights_version(model) + 1
     renew_heads(model)
     attention = [layer.self_attn for layer in model.layers]
     fused = getattr(model, "_fused_kv_write_cache", None)  # a pool's id and its bundle

@@ -1,4 +1,4 @@
-"""Commit: write accepted tokens to the draft's context, and return the step's result.
+"""Commit: write the pass to the draft's context, and return the step's result.
 
 Every step that runs the stages hands its features to the device, one that drafted nothing included,
 as upstream does (sglang/srt/speculative/dspark_components/dspark_kv_inject.py). A GPU writes them
@@ -17,7 +17,7 @@ from sglang_dspark.step.verify import VerifyInput, VerifyOutput
 
 
 def commit(device: Device, inputs: VerifyInput, verified: VerifyOutput, accepted: Any) -> None:
-    """Write hidden states of accepted rows as keys and values of the draft."""
+    """Write hidden states of the pass as keys and values of the draft."""
     device.commit(inputs, verified, accepted)
     verified.outputs.hidden_states = None
 

@@ -60,5 +60,8 @@ class Device(Protocol):
         ...
 
     def commit(self, inputs: VerifyInput, verified: VerifyOutput, accepted: Any) -> None:
-        """Write hidden states of accepted rows to the draft's context, as its keys and values."""
+        """Write hidden states to the draft's context, as its keys and values.
+
+        Those of accepted rows, or of all rows of the pass: rejected ones are never read.
+        """
         ...

@@ -84,7 +84,10 @@ RULES = {
         "our Triton rule on lists of the 2,048 likeliest tokens; on whole rows for requests whose "
         "kept tokens are more than that in some row, or that have no cut or a seed"
     ),
-    "temperature 0": "SGLang's rule inside the graph; outside it if the batch samples too",
+    "temperature 0": (
+        "our rule inside the graph, SGLang's for tensor-parallel ranks; SGLang's outside it if the "
+        "batch samples too"
+    ),
     "`frequency_penalty`, `presence_penalty`, `repetition_penalty`, `min_new_tokens`": (
         "each verified row has its own penalties and counts the drafts before it; greedy steps of "
         "such a batch accept outside the graph"

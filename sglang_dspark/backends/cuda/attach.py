@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from sglang_dspark.backends.cuda import graph_epilogue
 from sglang_dspark.backends.cuda.compilations import watch
 from sglang_dspark.backends.cuda.device import EventClock, GraphDevice
 from sglang_dspark.backends.cuda.passes import GraphPasses
@@ -41,6 +42,7 @@ def attach(worker: Any) -> StepState | None:
         logger.info("sglang-dspark: mode %s (%s)", worker._verify_planner.mode_value, reason)
     elif reason is not None:
         verify_everything(worker)
+        graph_epilogue.detach(worker._verify_executor)
         logger.warning("sglang-dspark: every draft is verified: %s", reason)
     else:
         return take_over(worker, EventClock())

@@ -15,7 +15,7 @@ from torch import Tensor
 from sglang_dspark.backends.cuda import graph_epilogue
 from sglang_dspark.backends.cuda.accept import StepAccept
 from sglang_dspark.backends.cuda.accept_plain import plain_tokens, samples_as_plain
-from sglang_dspark.backends.cuda.commit import ContextRows, StepCommit
+from sglang_dspark.backends.cuda.commit import ContextRows
 from sglang_dspark.backends.cuda.compact_pass import compact_pass, strided
 from sglang_dspark.drafter.draft_confidence import draft_confidence
 from sglang_dspark.kernels.admission import admit_torch, admit_triton, terms_of
@@ -74,7 +74,7 @@ class GraphDevice:
             has_head=worker.draft_model.confidence_head is not None
         )
         self._by_our_rule = StepAccept()
-        self.committer = StepCommit(worker._kv_injector)
+        self.committer = graph_epilogue.committer_of(worker)
 
     def plain_step(self, batch: Any, publish: Callable[..., None] | None) -> Any | None:
         """None: a captured graph is the short way."""

@@ -26,7 +26,7 @@ from sglang_dspark.kernels.accept_greedy import (
     why_not,
 )
 from sglang_dspark.kernels.platform import runs_on
-from sglang_dspark.serving import upstream
+from sglang_dspark.serving import mode, upstream
 
 logger = logging.getLogger(__name__)
 _TAIL = "_sglang_dspark_tail"
@@ -38,14 +38,15 @@ class Tail:
 
     room: Room
     commit: StepCommit
-    commits: bool = False
+    commits: bool | None = None  # None: no graph was warmed up
 
 
 def run(
     original: Callable[..., None], epilogue: Any, runner: Any, out: Any, batch: Any, tokens: int
 ) -> None:
     """End a captured pass; called in warm-up and in capture. Arguments as of `capture_hook`."""
-    if not (_is_ragged_verify(runner, out, batch) and runs_on(out.next_token_logits.device)):
+    ours = mode.choice().ours and _is_ragged_verify(runner, out, batch)
+    if not ours or not runs_on(out.next_token_logits.device):
         original(epilogue, runner, out, batch, tokens)
         return
     tail = _tail(epilogue, out.next_token_logits.device)
@@ -53,17 +54,35 @@ def run(
         original(epilogue, runner, out, batch, tokens)
     runners = runner.model_runner, epilogue.commit_ctx.kv_injector.draft_model_runner
     if any(each.kv_index_translator.is_translating for each in runners):
-        tail.commits = False  # a row has another slot in each cache
+        committed = False  # a row has another slot in each cache
     else:
-        tail.commits = tail.commit.context(out.hidden_states.device) is not None
-    if tail.commits:
+        committed = tail.commit.context(out.hidden_states.device) is not None
+    assert tail.commits in (None, committed), "all graphs of a worker commit, or none does"
+    tail.commits = committed
+    if committed:
         tail.commit.write(ContextRows(out.hidden_states, batch.positions, batch.out_cache_loc))
 
 
 def commits(epilogue: Any) -> bool:
     """Return whether the captured graphs write the draft's context."""
     tail: Tail | None = None if epilogue is None else epilogue.__dict__.get(_TAIL)
-    return tail is not None and tail.commits
+    return tail is not None and bool(tail.commits)
+
+
+def committer_of(worker: Any) -> StepCommit:
+    """Return the graphs' commit, for passes outside of graphs; a new one where there are none."""
+    epilogue = worker._verify_executor.verify_epilogue
+    tail: Tail | None = None if epilogue is None else epilogue.__dict__.get(_TAIL)
+    return StepCommit(worker._kv_injector) if tail is None else tail.commit
+
+
+def detach(executor: Any) -> None:
+    """Let SGLang's own step scatter and accept behind graphs that end by our rule.
+
+    Its `run_compact` reads windows that only its own epilogue fills.
+    """
+    if _TAIL in getattr(executor.verify_epilogue, "__dict__", {}):
+        executor.verify_epilogue = None
 
 
 def _is_ragged_verify(runner: Any, out: Any, batch: Any) -> bool:

@@ -19,7 +19,12 @@ from torch import Tensor
 from sglang_dspark.backends.cuda import graph_epilogue
 from sglang_dspark.backends.cuda.accept_warm_up import Shape, warm_up
 from sglang_dspark.backends.cuda.commit import ContextRows
-from sglang_dspark.backends.cuda.compact_pass import index_rows, padded_layout, ragged_window_of
+from sglang_dspark.backends.cuda.compact_pass import (
+    index_rows,
+    padded_layout,
+    ragged_window_of,
+    strided,
+)
 from sglang_dspark.backends.cuda.device import GraphDevice
 from sglang_dspark.kernels.admission import admit_triton
 from sglang_dspark.kernels.platform import runs_on
@@ -74,6 +79,7 @@ class GraphPasses:
         device = self._worker.device
         with self._dummies.batch(requests, context) as batch:
             proposal = self._draft(batch)
+            self._verify(batch, self._asked([0] * requests))
         terms = torch.zeros(requests, 2 * self.gamma + 3, dtype=torch.float64, device=device)
         admit_triton(proposal.confidence_raw, terms, 0)
 
@@ -81,8 +87,10 @@ class GraphPasses:
         """The accept rules, whose kernels depend on the sampling settings of the batch."""
         with self._dummies.batch(1, context) as batch:
             block = draft_once(self._worker, self._worker._proposer, batch).draft_block
-            logits = self._verify(batch, self._asked([0])).next_token_logits[:1]
-            warm_up(self._device, Shape(self.gamma, logits, block), most)
+            asked = self._asked([0])
+            packed = self._verify(batch, asked).next_token_logits
+            logits = strided(packed, asked.layout, self.gamma + 1)  # as steps that sample read them
+            warm_up(self._device, Shape(self.gamma, logits[:1], block), most)
 
     def verify_seconds(self, drafts: Sequence[int], context: int) -> float:
         """Seconds of a pass that verifies drafts[r] of each request, injection included."""

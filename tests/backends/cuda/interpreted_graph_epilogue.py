@@ -27,6 +27,7 @@ from torch import Tensor
 
 from sglang_dspark.backends.cuda import graph_epilogue
 from sglang_dspark.backends.cuda.commit import ContextRows
+from sglang_dspark.serving import mode
 from tests.backends.cuda.interpreted_commit import dense, pool
 from tests.backends.cuda.test_commit import injector_of
 from tests.kernels.interpreter import patch_language_once
@@ -109,7 +110,7 @@ def ours(made: Any, *given: Any) -> None:
 
 def main() -> dict[str, Any]:
     """Outcomes that differ, the largest difference in a cache, and what upstream is left to do."""
-    different, kept, off = [], 0, 0.0
+    different, kept, off, tails = [], 0, 0.0, set[int]()
     mine, theirs = epilogue(cache := pool()), epilogue(pool())
     launch = mock.patch.object(
         graph_epilogue, "accept_greedy_triton", wraps=graph_epilogue.accept_greedy_triton
@@ -126,6 +127,7 @@ def main() -> dict[str, Any]:
             off = max(off, difference(cache, mine.commit_ctx.draft_model, rows))
             kept += sum(found["correct_len"])
             different += [f"{seed} {name}" for name in found if found[name] != expected[name]]
+            tails.add(id(mine.__dict__[graph_epilogue._TAIL]))
         ran = launched.call_count
         refused = {
             "simulated": refusal(simulated_correct_len=torch.ones(1, dtype=torch.int64)),
@@ -138,6 +140,7 @@ def main() -> dict[str, Any]:
         "ran": ran,
         "kept": kept,
         "off": off,
+        "tails": len(tails),
         "windows": mine.strided_logits is not None,
         "commits": graph_epilogue.commits(mine),
         "translated": translated(),
@@ -194,6 +197,7 @@ def translated() -> dict[str, bool]:
 if __name__ == "__main__":
     patch_language_once()
     torch.cuda.is_current_stream_capturing = lambda: False  # raises where there is no CUDA
+    mode.choice = lambda: SimpleNamespace(ours=True)  # type: ignore[assignment,return-value]
     plain = {"can_dflash_slice_qkv_weight": lambda projection: (True, "")}
     with torch.inference_mode(), mock.patch.multiple(dspark, **plain):
         print(json.dumps(main()))

@@ -183,7 +183,11 @@ def test_a_worker_is_scheduled_or_verifies_every_draft_or_is_left_alone(
     chosen = SimpleNamespace(ours=ours, reason="as asked")
     monkeypatch.setattr(attach.mode, "choice", lambda: chosen)
     planner = SimpleNamespace(is_compact_mode=compact, mode_value="compact")
-    state = attach.attach(SimpleNamespace(_hosts_draft=hosts, _verify_planner=planner))
+    epilogue = SimpleNamespace(**{attach.graph_epilogue._TAIL: object()})
+    executor = SimpleNamespace(verify_epilogue=epilogue)
+    worker = SimpleNamespace(_hosts_draft=hosts, _verify_planner=planner, _verify_executor=executor)
+    state = attach.attach(worker)
+    assert (executor.verify_epilogue is None) == ("all verified" in done)
     assert state == ("taken over" if "taken over" in done else None)
     assert found == done
     lines = [record.getMessage() for record in caplog.records]

@@ -89,7 +89,15 @@ def test_logits_are_scattered_to_windows_where_they_are_read(
     called: list[dict[str, Any]] = []
     asked = asked_of()
     asked.batch.__dict__.update(changed)
-    done = compact_pass(worker_of(replayed, epilogue, called), asked, SLOTS, None)
+    worker = worker_of(replayed, epilogue, called)
+    run_ragged = worker._verify_executor._run_ragged
+
+    def staged(**given: Any) -> Any:
+        assert begun, "the graph reads the lengths of the step before"
+        return run_ragged(**given)
+
+    worker._verify_executor._run_ragged = staged
+    done = compact_pass(worker, asked, SLOTS, None)
     (given,) = called
     assert begun == [([3, 1], True)]
     assert given["kv_loc_plan"] is asked.window.kv_loc_plan
@@ -106,8 +114,9 @@ def test_a_step_that_samples_reads_windows() -> None:
     assert done.outputs.next_token_logits.tolist() == WINDOWS
 
 
+@pytest.mark.parametrize("replayed", [True, False])
 def test_logits_are_adjusted_by_the_settings_that_are_given(
-    monkeypatch: pytest.MonkeyPatch,
+    replayed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[Any] = []
     adjust = SimpleNamespace(
@@ -118,7 +127,7 @@ def test_logits_are_adjusted_by_the_settings_that_are_given(
     )  # fmt: skip
     monkeypatch.setattr(module, "upstream", adjust)
     info = object()
-    compact_pass(worker_of(False, None, []), replace(asked_of(), foldable=False), SLOTS, info)
+    compact_pass(worker_of(replayed, None, []), replace(asked_of(), foldable=False), SLOTS, info)
     assert seen == [info]
 
 

@@ -288,7 +288,9 @@ def test_without_graphs_there_are_no_tiers_and_no_slots() -> None:
     assert (tuple(device().tiers), device().slots) == (tuple(TIERS), SLOTS)
 
 
-def committed(chosen: GraphDevice, *, latent: bool, **done: Any) -> tuple[list[Any], list[Any]]:
+def committed(
+    chosen: GraphDevice, *, latent: bool, rules: Rules | None = None, **done: Any
+) -> tuple[list[Any], list[Any]]:
     """Rows written by ours and arguments of upstream's commit, of a pass with these results."""
     theirs = inspect.signature(TargetVerifyExecutor.commit_hidden)
     written: list[Any] = []
@@ -301,7 +303,7 @@ def committed(chosen: GraphDevice, *, latent: bool, **done: Any) -> tuple[list[A
         cols < 0, 0, plan.ids[cols.clamp(min=0)]
     )
     asked = replace(
-        pass_of(Rules(), drafted=True),
+        pass_of(rules or Rules(), drafted=True),
         layout=layout_of(indptr_of([0, 1]), 4),
         window=SimpleNamespace(kv_loc_plan=plan),
     )
@@ -328,7 +330,11 @@ def test_a_graph_that_commits_leaves_nothing_to_commit(commits: bool) -> None:
     chosen = device()
     tail = SimpleNamespace(commits=commits)
     chosen._executor.verify_epilogue.__dict__[graph_epilogue._TAIL] = tail
-    assert len(committed(chosen, latent=False, in_graph=True)[0]) == (not commits)
+    counted: list[tuple[Any, ...]] = []
+    penalties: Any = SimpleNamespace(count=lambda *given: counted.append(given))
+    rules = Rules(penalties=penalties)
+    assert len(committed(chosen, latent=False, rules=rules, in_graph=True)[0]) == (not commits)
+    assert len(counted) == 1, "tokens are counted whoever commits"
     assert len(committed(chosen, latent=False, in_graph=False)[0]) == 1
 
 

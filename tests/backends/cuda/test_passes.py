@@ -151,13 +151,17 @@ def test_the_first_passes_verify_anchors_then_whole_windows_then_draft(
 def test_operators_compile_on_rows_as_they_are_served(
     timed: GraphPasses, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Admission without a draft."""
+    """Admission without a draft, and a pass of anchors."""
     launched: list[tuple[Any, ...]] = []
     confidence = torch.zeros(3, GAMMA)
     proposal = SimpleNamespace(confidence_raw=confidence)
+    verified: list[list[int]] = []
     monkeypatch.setattr(passes, "draft_once", lambda *_: proposal)
     monkeypatch.setattr(passes, "admit_triton", lambda *given: launched.append(given))
+    monkeypatch.setattr(timed, "_asked", lambda drafts: drafts)
+    monkeypatch.setattr(timed, "_verify", lambda batch, drafts: verified.append(drafts))
     timed._compile(3, 8)
+    assert verified == [[0, 0, 0]], "rows are indexed by a kernel for each number of slots"
     ((logits, terms, drafts),) = launched
     assert (logits is confidence, drafts) == (True, 0)
     assert (terms.shape, terms.dtype) == ((3, 2 * GAMMA + 3), torch.float64)
@@ -174,21 +178,27 @@ def test_accept_rules_compile_on_a_step_of_one_request(
         taken.append((requests, context))
         return batch_of(requests, context)
 
-    block, logits = object(), torch.arange(8.0).view(4, 2)
+    block, packed = object(), torch.arange(8.0).view(4, 2)
+    spread: list[Any] = []
+    windows = torch.ones(GAMMA + 1, 2)
     monkeypatch.setattr(timed._dummies, "batch", noted)
     monkeypatch.setattr(passes, "draft_once", lambda *_: SimpleNamespace(draft_block=block))
-    monkeypatch.setattr(timed, "_verify", lambda *_: SimpleNamespace(next_token_logits=logits))
+    monkeypatch.setattr(timed, "_verify", lambda *_: SimpleNamespace(next_token_logits=packed))
+    monkeypatch.setattr(passes, "strided", lambda *given: spread.append(given) or windows)
     monkeypatch.setattr(passes, "warm_up", lambda *given: warmed.append(given))
     timed._compile_accept(24, 8)
     assert taken == [(1, 8)]
     ((device, shape, most),) = warmed
     assert (device, shape.gamma, shape.block, most) == (timed._device, GAMMA, block, 24)
-    assert torch.equal(shape.logits, logits[:1])
+    assert torch.equal(shape.logits, windows[:1])
+    ((scattered, layout, width),) = spread
+    assert scattered is packed
+    assert (len(layout.verify_lens), width) == (1, GAMMA + 1)
 
 
-@pytest.mark.parametrize("commits", [False, True])
+@pytest.mark.parametrize(("commits", "graph"), [(False, True), (True, True), (True, False)])
 def test_a_made_up_pass_writes_its_rows_once(
-    timed: GraphPasses, monkeypatch: pytest.MonkeyPatch, commits: bool
+    timed: GraphPasses, monkeypatch: pytest.MonkeyPatch, commits: bool, graph: bool
 ) -> None:
     """Windows of 1, 3 and 6 rows; where the graph commits, nothing is left to write."""
     written: list[Any] = []
@@ -196,7 +206,7 @@ def test_a_made_up_pass_writes_its_rows_once(
     worker, device = timed._worker, timed._device
     monkeypatch.setattr(device, "slots", 4, raising=False)
     monkeypatch.setattr(passes.graph_epilogue, "commits", lambda epilogue: commits)
-    monkeypatch.setattr(device, "accepts_in_graph", lambda *_: True, raising=False)
+    monkeypatch.setattr(device, "accepts_in_graph", lambda *_: graph, raising=False)
     worker.model_runner = SimpleNamespace(req_to_token_pool=SimpleNamespace(req_to_token=table))
     epilogue = SimpleNamespace(begin_step=lambda lens, armed: None)
     worker._verify_executor = SimpleNamespace(verify_epilogue=epilogue)
@@ -206,7 +216,7 @@ def test_a_made_up_pass_writes_its_rows_once(
     rows, lens = torch.tensor([1, 3, 2]), torch.tensor([8, 5, 9])
     batch = SimpleNamespace(req_pool_indices=rows, seq_lens=lens)
     assert GraphPasses._verify(timed, batch, timed._asked([0, 2, 5])) is outputs
-    assert len(written) == (not commits)
+    assert len(written) == (not (commits and graph))
     for each in written:
         assert each.hidden[:, 0].tolist() == list(range(10))
         assert each.positions.tolist() == [8, 5, 6, 7, 9, 10, 11, 12, 13, 14]
