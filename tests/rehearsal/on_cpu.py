@@ -198,8 +198,8 @@ def _record_plans(engine: Any, path: Path) -> None:
 
 
 def _plant_coins() -> None:
-    """Seed the generators of a step by its lengths, whatever ran before; and the one that draws an
-    answer's first token, behind its prefill, by a constant."""
+    """Seed the generators of a step by its lengths, and the one that draws an answer's first token,
+    behind its prefill, by a constant."""
     from sglang.srt.layers.sampler import Sampler
 
     from sglang_dspark.step import decode

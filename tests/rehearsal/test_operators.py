@@ -143,7 +143,7 @@ QWEN3 = {"temperature": 0.6, "top_k": 20, "top_p": 0.95}  # of its generation_co
 def test_sampled_answers_are_those_of_torch(
     interpreted: Rehearsed, in_torch: Rehearsed, rules: dict[str, float]
 ) -> None:
-    """Where SGLang's rule has no lossless one. Both servers draw the same coins."""
+    """Draw the same coins in two servers, for settings that our rule judges."""
     sampling = {"ignore_eos": True, **rules}
     for prompt in PROMPTS[:2]:
         before = len(interpreted.passes())

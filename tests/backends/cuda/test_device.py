@@ -334,7 +334,7 @@ def test_a_graph_that_commits_leaves_nothing_to_commit(commits: bool) -> None:
     penalties: Any = SimpleNamespace(count=lambda *given: counted.append(given))
     rules = Rules(penalties=penalties)
     assert len(committed(chosen, latent=False, rules=rules, in_graph=True)[0]) == (not commits)
-    assert len(counted) == 1, "tokens are counted whoever commits"
+    assert len(counted) == 1, "tokens are counted, also where a graph commits"
     assert len(committed(chosen, latent=False, in_graph=False)[0]) == 1
 
 
