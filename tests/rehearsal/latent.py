@@ -17,10 +17,7 @@ import torch
 from torch import Tensor
 
 NOPE, ROPE_BYTES, TILE = 448, 128, 64  # of a cached row: values in FP8, bytes in bf16, per scale
-DATA, SCALES = (
-    NOPE + ROPE_BYTES,
-    8,
-)  # bytes of a row in a page's two parts
+DATA, SCALES = NOPE + ROPE_BYTES, 8  # bytes of a row in a page's two parts
 WINDOW_PAGE = 256  # rows of a page of windows
 LARGEST, BIAS = 448.0, 127  # of float8_e4m3fn; of an exponent stored as a byte
 
