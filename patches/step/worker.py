@@ -87,7 +87,7 @@ class DSparkWorker(Upstream):
             return super()._forward_prefill(batch, on_publish, pp_proxy_tensors)
         from sglang_dspark.step.seeds import seeded_prefill
 
-        state.prefills(batch.reqs)
+        state.prefills(batch)
         with seeded_prefill(batch):
             return super()._forward_prefill(batch, on_publish, pp_proxy_tensors)
 

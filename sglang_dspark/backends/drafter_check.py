@@ -26,8 +26,10 @@ from sglang_dspark.drafter.config import (
 from sglang_dspark.drafter.target_fit import Target
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.experts.sharding import Split, check_split
+from sglang_dspark.families.eagle3.checkpoint import check_eagle3
+from sglang_dspark.families.eagle3.model import ARCHITECTURE as EAGLE3_ARCHITECTURE
 from sglang_dspark.serving import mode, startup, upstream
-from sglang_dspark.serving.checkpoint import validate_drafter
+from sglang_dspark.serving.checkpoint import require_readable_layers, validate_drafter
 from sglang_dspark.serving.config import current_config
 
 logger = logging.getLogger(__name__)
@@ -53,6 +55,9 @@ def _check(server_args: Any, args: Any) -> None:
     if path is None:
         return
     fetched = not Path(drafter).exists()
+    if read_config(path).get("architectures") == [EAGLE3_ARCHITECTURE]:
+        _check_chain(server_args, path, args)
+        return
     _check_moe(path, args)
     _choose_mode(server_args, path, args)
     validate_drafter(
@@ -63,6 +68,18 @@ def _check(server_args: Any, args: Any) -> None:
         needs_confidence=_reads_confidence(path),
         weights=not fetched or any(path.glob("*.safetensors")),
     )
+
+
+def _check_chain(server_args: Any, path: Path, args: Any) -> None:
+    """An Eagle3 drafter is scheduled on a CPU with one rank, and must fit the target."""
+    alternative = "serve it with --speculative-algorithm EAGLE3, which verifies every draft"
+    if str(args.device) != "cpu":
+        raise DSparkError(f"drafter {path} is Eagle3, which DSPARK runs on a CPU; {alternative}")
+    if int(args.tp_size) > 1:
+        raise DSparkError(f"drafter {path} is Eagle3, which DSPARK runs on one rank; {alternative}")
+    _choose_mode(server_args, path, args)
+    target = _target(server_args, args)
+    require_readable_layers(path, check_eagle3(path, target).target_layer_ids, target)
 
 
 def drafter_folder(args: Any) -> Path | None:

@@ -7,7 +7,7 @@ check, `dspark eval`, `dspark calibrate` and `dspark models convert` alike.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -236,15 +236,26 @@ def built(
     memory is allocated for sizes that only config.json claims. Raises DSparkError as
     `check_drafter` does for a drafter's weights.
     """
+    names = check_weights(make, stored, name_in_file, path)
+    module = make()
+    fill_parameters(module, load_tensors({name: stored[name] for name in names}), name_in_file)
+    return module
+
+
+def check_weights(
+    make: Callable[[], nn.Module],
+    stored: Stored,
+    name_in_file: Callable[[str], str],
+    path: Path,
+) -> Collection[str]:
+    """Check the files of a drafter as `built` does; returns the names of its tensors."""
     state = without_memory(make, path).state_dict()
     own = {name_in_file(name): tuple(tensor.shape) for name, tensor in state.items()}
     require_shapes(path, own, stored)
     require_floats(path, own, stored)
     require_all_read(path, own, stored)
     require_finite(path, own, stored)
-    module = make()
-    fill_parameters(module, load_tensors({name: stored[name] for name in own}), name_in_file)
-    return module
+    return own
 
 
 def without_memory(make: Callable[[], Module], path: Path) -> Module:

@@ -9,7 +9,7 @@ Imports no sglang; backends/drafter_check.py calls it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from functools import reduce
 from pathlib import Path
@@ -142,12 +142,24 @@ def require_served(files: DrafterFiles, target: Target) -> None:
             f"{GEMMA4_ARCHITECTURE}; "
             "dspark eval and dspark calibrate read it, or serve another drafter"
         )
-    last = None if target.num_layers is None else target.num_layers - 1
-    if last in files.config.target_layer_ids and target.architecture in LAST_LAYER_UNREADABLE:
+    require_readable_layers(files.path, files.config.target_layer_ids, target)
+
+
+def require_readable_layers(path: Path, layer_ids: Collection[int], target: Target) -> None:
+    """Raise DSparkError where the target does not return the features of one of these layers."""
+    layers = target.num_layers
+    if layers is None:
+        return
+    if layers - 1 in layer_ids and target.architecture in LAST_LAYER_UNREADABLE:
         raise DSparkError(
-            f"drafter {files.path} reads the output of the target's last layer ({last}), which "
+            f"drafter {path} reads the output of the target's last layer ({layers - 1}), which "
             f"SGLang {SUPPORTED_SGLANG} does not hand out for {target.architecture}; "
-            f"use a drafter trained on layers 0..{target.num_layers - 2}"  # type: ignore[operator]
+            f"use a drafter trained on layers 0..{layers - 2}"
+        )
+    if max(layer_ids) >= layers:
+        raise DSparkError(
+            f"drafter {path} reads layer {max(layer_ids)} of the target, which has {layers}; use a "
+            "drafter trained for this target"
         )
 
 

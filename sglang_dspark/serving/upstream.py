@@ -194,7 +194,10 @@ NAMES: dict[str, tuple[str, ...]] = {  # module -> names; "X as Y": used here as
         "make_draft_block_spec_info",
         "make_draft_input_v2",
     ),
-    "sglang.srt.speculative.dspark_components.dspark_config": ("checkpoint_bundles_dspark_draft",),
+    "sglang.srt.speculative.dspark_components.dspark_config": (
+        "checkpoint_bundles_dspark_draft",
+        "DSparkDraftConfig",
+    ),
     "sglang.srt.speculative.dspark_components.dspark_draft": (
         "_draft_step",
         "DraftBlockResult",

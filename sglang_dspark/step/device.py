@@ -26,6 +26,10 @@ class Device(Protocol):
         """
         ...
 
+    def begin_prefill(self, batch: Any) -> None:
+        """Note a prefill that is launched next, whose features become the draft's context."""
+        ...
+
     def draft(self, batch: Any, window: Any, depth: int, seeds: Seeds | None) -> Any:
         """Return upstream's `DraftProposal` of `depth` drafts a request, its tokens gamma wide.
 

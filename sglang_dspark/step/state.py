@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -76,10 +76,11 @@ class StepState:
     faults: DraftFaults = field(default_factory=DraftFaults)
     end_warm_up: Callable[[], None] | None = None
 
-    def prefills(self, reqs: Sequence[Any]) -> None:
+    def prefills(self, batch: Any) -> None:
         """Note that a batch prefills: the last decode step gets no time, a warm-up may be over."""
         self.engine.interrupted()
-        if self.end_warm_up is not None and not is_made_up(reqs):
+        self.device.begin_prefill(batch)
+        if self.end_warm_up is not None and not is_made_up(batch.reqs):
             self.end_warm_up()
             self.end_warm_up = None
 

@@ -40,6 +40,13 @@ def chain_of(steps: int) -> tuple[str, ...]:
     )
 
 
+def all_verified(folder: Path) -> tuple[str, str]:
+    """Flags of DSPARK that verify every draft, so that steps can be compared."""
+    config = folder / "static.yaml"
+    config.write_text("schedule: {mode: static}\n")
+    return "--dspark-config", str(config)
+
+
 @pytest.fixture
 def pool(tmp_path: Path) -> Iterator[ServerPool]:
     pool = ServerPool(tmp_path)
@@ -48,13 +55,21 @@ def pool(tmp_path: Path) -> Iterator[ServerPool]:
 
 
 @pytest.mark.parametrize(
-    ("kind", "reduced", "steps"),
-    [("dflash", False, GAMMA), ("eagle3", True, GAMMA), ("mtp", False, GAMMA), ("mtp", True, 1)],
+    ("kind", "reduced", "steps", "scheduled"),
+    [
+        ("dflash", False, GAMMA, False),
+        ("eagle3", True, GAMMA, False),
+        ("eagle3", True, GAMMA, True),
+        ("eagle3", False, GAMMA, True),
+        ("mtp", False, GAMMA, False),
+        ("mtp", True, 1, False),
+    ],
 )
 def test_served_steps_are_the_engines(
     kind: str,
     reduced: bool,
     steps: int,
+    scheduled: bool,
     target: TargetModel,
     target_dir: Path,
     batch: PackedBatch,
@@ -71,13 +86,13 @@ def test_served_steps_are_the_engines(
     prompts = [r.tokens[: 6 + 3 * i].tolist() for i, r in enumerate(responses)]
     settings = DecodeSettings(max_new_tokens=TOKENS, gamma=steps)
     expected = ReferenceEngine(target, open_drafter(folder, target), settings).run(prompts)
-    flags = ["--speculative-algorithm", ALGORITHM[kind], "--speculative-draft-model-path"]
-    flags += [
-        str(folder),
-        "--max-running-requests",
-        "8",
-        *(chain_of(steps) if kind != "dflash" else ()),
-    ]
+    algorithm = "DSPARK" if scheduled else ALGORITHM[kind]
+    flags = ["--speculative-algorithm", algorithm, "--speculative-draft-model-path", str(folder)]
+    flags += ["--max-running-requests", "8"]
+    if scheduled:
+        flags += ["--speculative-dspark-block-size", str(steps), *all_verified(tmp_path)]
+    elif kind != "dflash":
+        flags += chain_of(steps)
     if kind == "mtp" and reduced:
         flags += ["--speculative-token-map", str(folder / TOKEN_MAP)]
     server = pool.start(kind, target_dir, *flags)

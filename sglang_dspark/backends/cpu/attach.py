@@ -17,7 +17,7 @@ import torch
 
 from sglang_dspark.backends.cpu import linear, packed_weights
 from sglang_dspark.backends.cpu.attention import DsparkCpuAttnBackend
-from sglang_dspark.backends.cpu.context_kv import write_context
+from sglang_dspark.backends.cpu.context_kv import Committed
 from sglang_dspark.backends.cpu.device import HostDevice
 from sglang_dspark.backends.cpu.linear import REVISION
 from sglang_dspark.backends.cpu.ragged_layout import layout_of, packed_window, rows_in
@@ -149,5 +149,10 @@ class Passes:
             self._worker, batch, packed,
             lambda: ragged_forward(self._worker, batch, layout, window),
         )  # fmt: skip
-        kept = rows.starts
-        write_context(self._worker, output.hidden_states[kept], slots[kept], positions[kept])
+        kept, one = rows.starts, torch.ones(len(drafts), dtype=torch.int64)
+        self._device.write_context(
+            Committed(
+                batch.req_pool_indices, one, window.verify_ids[kept], positions[kept],
+                slots[kept], output.hidden_states[kept],
+            )
+        )  # fmt: skip

@@ -19,6 +19,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable
 from ctypes import c_float, c_int32, c_int64, c_void_p
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -283,12 +284,29 @@ def _plain(weight: Tensor) -> bool:
         return weight.dtype is _FLOAT and linear.eligible(torch.empty(1, weight.shape[1]), weight)
 
 
-def write_context(worker: Any, hidden: Tensor, slots: Tensor, positions: Tensor) -> None:
-    """Keep or write target hidden states [n, m * d] of committed tokens, as draft keys and values.
+@dataclass(frozen=True)
+class Committed:
+    """Packed rows of a pass that are committed: each request's anchor, then its accepted drafts.
 
-    slots, positions: [n] int64. Rows that wait are written before the next draft (`settle`).
+    requests: [R], pool rows. lens: [R], rows of each, at least 1. tokens, positions, slots: [n] of
+    the rows, the latter of the KV cache. hidden: [n, m*d], the target's features after each.
+    """
+
+    requests: Tensor
+    lens: Tensor
+    tokens: Tensor
+    positions: Tensor
+    slots: Tensor
+    hidden: Tensor
+
+
+def write_context(worker: Any, committed: Committed) -> None:
+    """Keep or write the hidden states of committed rows, as draft keys and values.
+
+    Rows that wait are written before the next draft (`settle`).
     """
     model, pool = worker.draft_model, worker.draft_model_runner.token_to_kv_pool
+    hidden, positions, slots = committed.hidden, committed.positions, committed.slots
     with torch.inference_mode():
         if supports_rows(hidden):
             injector = _cached_injector(model, pool)

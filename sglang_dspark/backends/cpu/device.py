@@ -16,7 +16,8 @@ from torch import Tensor
 
 from sglang_dspark.backends.cpu import context_kv, plain_step
 from sglang_dspark.backends.cpu.accept import accept_rows
-from sglang_dspark.backends.cpu.context_kv import write_context
+from sglang_dspark.backends.cpu.chain_draft import chain_draft_of
+from sglang_dspark.backends.cpu.context_kv import Committed
 from sglang_dspark.backends.cpu.draft import Drafter
 from sglang_dspark.backends.cpu.fast_paths import supported
 from sglang_dspark.backends.cpu.ragged_layout import (
@@ -38,7 +39,8 @@ class HostDevice:
     def __init__(self, worker: Any) -> None:
         self._worker = worker
         self._width = int(worker.verify_num_draft_tokens)  # gamma + 1
-        self._drafter = Drafter(worker)
+        self._chain = chain_draft_of(worker)  # None: the drafter makes a block in one pass
+        self._drafter = self._chain or Drafter(worker)
         self._plain_steps = supported(
             "steps without drafts in short", lambda: plain_step.require_worker(worker)
         )
@@ -50,7 +52,7 @@ class HostDevice:
         context_kv.defer_context(worker.draft_model, table, batch.req_pool_indices, batch.seq_lens)
         if not (self._plain_steps and plain_step.supports_batch(batch)):
             return None
-        return plain_step.run(worker, batch, publish)
+        return plain_step.run(worker, batch, publish, self.write_context)
 
     def accepts_in_graph(self, requests: int, admitted: int) -> bool:
         """Return False: there are no graphs on a CPU."""
@@ -59,6 +61,18 @@ class HostDevice:
     def draft(self, batch: Any, window: Any, depth: int, seeds: Seeds | None) -> Any:
         """Draft by our own forward and heads."""
         return self._drafter.propose(batch, window, depth, seeds)
+
+    def begin_prefill(self, batch: Any) -> None:
+        """Note the tokens of a prefill: a chain drafter's context is made of them too."""
+        if self._chain is not None:
+            self._chain.context.begin_prefill(batch)
+
+    def write_context(self, committed: Committed) -> None:
+        """Keep or write the features of committed rows for later drafts."""
+        if self._chain is not None:
+            self._chain.context.commit(committed)
+        else:
+            context_kv.write_context(self._worker, committed)
 
     def admit(
         self, engine: Engine, step: Step, logits: Tensor | None, greedy: Tensor | None
@@ -112,14 +126,17 @@ class HostDevice:
         return accept_rows(ids, rows.lens, starts, logits, block, info, prefix, seeds, agree)
 
     def commit(self, inputs: VerifyInput, verified: VerifyOutput, accepted: Any) -> None:
-        """Keep hidden states [N, m * d] of committed rows until a draft writes its context."""
+        """Keep what later drafts read of the committed rows."""
         if inputs.rules.penalties is not None:
             inputs.rules.penalties.count(accepted.out_tokens, accepted.commit_lens)
         rows, window = verified.rows
         hidden, commit = verified.hidden, accepted.commit_lens
         assert hidden is not None, "a verify pass captures hidden states"
-        slots, positions, kept = window.verify_cache_loc, window.positions, int(commit.sum())
+        tokens, slots, positions = window.verify_ids, window.verify_cache_loc, window.positions
+        kept = int(commit.sum())
         if kept < rows.total:
             chosen = rows_of(rows.starts, commit, kept)
-            hidden, slots, positions = hidden[chosen], slots[chosen], positions[chosen]
-        write_context(self._worker, hidden, slots, positions)
+            hidden, tokens = hidden[chosen], tokens[chosen]
+            slots, positions = slots[chosen], positions[chosen]
+        requests = inputs.batch.req_pool_indices
+        self.write_context(Committed(requests, commit, tokens, positions, slots, hidden))

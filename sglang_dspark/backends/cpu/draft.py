@@ -69,7 +69,7 @@ class Drafter:
             logits = confidence_of(self._model, anchors, block.draft_tokens, features)
         return upstream.DraftProposal(
             draft_block_ids=ids,
-            draft_block=_widened(block, self._gamma),
+            draft_block=widened(block, self._gamma),
             confidence_raw=logits if estimated is None else estimated,
         )
 
@@ -150,8 +150,8 @@ class Drafter:
         return embedded.view(-1, embedded.shape[-1])
 
 
-def _widened(block: Any, gamma: int) -> Any:
-    """Pad a shallow block to gamma tokens; the padding is not read."""
+def widened(block: Any, gamma: int) -> Any:
+    """Pad the tokens of a `DraftBlockResult` to gamma; the padding is not read."""
     import msgspec
 
     missing = gamma - block.draft_tokens.shape[1]
@@ -236,7 +236,7 @@ class DraftHeads:
         if reduced is not None and greedy:
             agree = self._agree if self._together else None
             tokens = reduced_head.draft_greedy(reduced, base, anchors.long(), agree, confidence)
-            return draft_result(tokens, _greedy_params(len(base)))
+            return draft_result(tokens, greedy_params(len(base)))
         if reduced is not None:
             return self._sampled(reduced, base, anchors, info, positions, seeds, confidence)
         options = {
@@ -322,7 +322,7 @@ def seeded_waits(
 
 
 @lru_cache(maxsize=64)
-def _greedy_params(requests: int) -> Any:
+def greedy_params(requests: int) -> Any:
     """Build upstream's parameters of greedy rows, shared and read-only."""
     return upstream.resolve_draft_params(
         sampling_info=None, bs=requests, device=torch.device("cpu")

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from sglang_dspark.backends.cpu.accept import accept, agreed
-from sglang_dspark.backends.cpu.context_kv import write_context
+from sglang_dspark.backends.cpu.context_kv import Committed
 from sglang_dspark.backends.cpu.fast_paths import require
 from sglang_dspark.backends.cpu.ragged_layout import layout_without_drafts
 from sglang_dspark.backends.cpu.verify_forward import VerifyRows, verify_forward
@@ -70,8 +70,16 @@ def reads_windows(batch: Any) -> bool:
     return not upstream.verify_logits_adjustments_are_noop(info)
 
 
-def run(worker: Any, batch: Any, publish: Callable[..., None] | None) -> Any:
-    """Decode one token of each request; upstream's `GenerationBatchResult` of a step."""
+def run(
+    worker: Any,
+    batch: Any,
+    publish: Callable[..., None] | None,
+    write_context: Callable[[Committed], None],
+) -> Any:
+    """Decode one token of each request; upstream's `GenerationBatchResult` of a step.
+
+    write_context: keeps the features of the tokens for later drafts.
+    """
     requests, prefix = len(batch.seq_lens), batch.seq_lens
     anchors = batch.spec_info.bonus_tokens.view(-1)
     table = worker.model_runner.req_to_token_pool.req_to_token
@@ -83,7 +91,9 @@ def run(worker: Any, batch: Any, publish: Callable[..., None] | None) -> Any:
     lens = prefix + 1
     if publish is not None:
         publish(lens)
-    write_context(worker, output.hidden_states, slots, prefix)
+    write_context(
+        Committed(batch.req_pool_indices, one, anchors, prefix, slots, output.hidden_states)
+    )
     output.hidden_states = None
     width = int(worker.verify_num_draft_tokens)
     padded = torch.zeros(requests, width, dtype=torch.int64)

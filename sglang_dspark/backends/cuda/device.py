@@ -111,6 +111,9 @@ class GraphDevice:
         tokens = requests + admitted
         return bool(self.tiers) and tokens <= self.tiers[-1] and requests <= self.slots
 
+    def begin_prefill(self, batch: Any) -> None:
+        """Need nothing: the context of a block drafter is made of features alone."""
+
     def draft(self, batch: Any, window: Any, depth: int, seeds: Seeds | None) -> Any:
         """By SGLang's proposer, in a graph where one was captured; depth is always gamma."""
         worker, proposer = self._worker, self._worker._proposer

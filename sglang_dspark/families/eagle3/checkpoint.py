@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from sglang_dspark.drafter.checkpoint import built, write_checkpoint
-from sglang_dspark.drafter.target_fit import require_sizes, target_with
-from sglang_dspark.drafter.weight_files import bare_name, stored_tensors
+from sglang_dspark.drafter.checkpoint import (
+    built,
+    check_weights,
+    fill_parameters,
+    write_checkpoint,
+)
+from sglang_dspark.drafter.reduced_vocabulary import token_ids
+from sglang_dspark.drafter.target_fit import Target, require_sizes, target_with
+from sglang_dspark.drafter.weight_files import Stored, bare_name, stored_tensors
 from sglang_dspark.families.eagle3.model import Eagle3Config, Eagle3Drafter
 from sglang_dspark.families.vocabulary import stored_draft_ids, to_d2t, to_t2d
 
+_ONE_LAYER, _MIDLAYER = "layers.0.", "midlayer."  # two names of the layer in files
 _LAYER = ("self_attn.", "mlp.", "input_layernorm.", "hidden_norm.", "post_attention_layernorm.")
 
 
 def _stored(name: str) -> str:
     """Name in the file: the layer's modules stand below `midlayer`."""
-    return f"midlayer.{name}" if name.startswith(_LAYER) else name
+    return f"{_MIDLAYER}{name}" if name.startswith(_LAYER) else name
 
 
 def save_eagle3(drafter: Eagle3Drafter, path: Path, dtype: torch.dtype = torch.float32) -> None:
@@ -28,6 +36,31 @@ def save_eagle3(drafter: Eagle3Drafter, path: Path, dtype: torch.dtype = torch.f
         tensors["d2t"] = to_d2t(drafter.draft_ids)
         tensors["t2d"] = to_t2d(drafter.draft_ids, drafter.config.vocab_size)
     write_checkpoint(path, tensors, drafter.config.to_json())
+
+
+def eagle3_of(config: Eagle3Config, tensors: Mapping[str, Tensor]) -> Eagle3Drafter:
+    """Return the drafter of a checked checkpoint's tensors, not attached to a target.
+
+    tensors: by their names in the file without prefixes (`bare_name`).
+    """
+    given = {name.replace(_ONE_LAYER, _MIDLAYER): tensor for name, tensor in tensors.items()}
+    ids = token_ids(given["d2t"].long().flatten(), config.vocab_size) if "d2t" in given else None
+    drafter = Eagle3Drafter(config, ids)
+    fill_parameters(drafter, given, _stored)
+    return drafter.eval()
+
+
+def check_eagle3(path: Path, target: Target) -> Eagle3Config:
+    """Read the config of a drafter for `target`, and check its files without their values.
+
+    Raises DSparkError as `load_eagle3`.
+    """
+    config = Eagle3Config.from_dir(path)
+    require_sizes(path, config.hidden_size, config.vocab_size, target)
+    stored = _stored_tensors(path)
+    ids = stored_draft_ids(stored, config.vocab_size, path, config.draft_vocab_size)
+    check_weights(lambda: Eagle3Drafter(config, ids), stored, _stored, path)
+    return config
 
 
 def load_eagle3(
@@ -40,8 +73,12 @@ def load_eagle3(
     """
     config = Eagle3Config.from_dir(path)
     require_sizes(path, config.hidden_size, config.vocab_size, target_with(embed_tokens))
-    stored = stored_tensors(path, lambda name: bare_name(name).replace("layers.0.", "midlayer."))
+    stored = _stored_tensors(path)
     ids = stored_draft_ids(stored, config.vocab_size, path, config.draft_vocab_size)
     drafter = built(lambda: Eagle3Drafter(config, ids), stored, _stored, path)
     drafter.attach(embed_tokens, lm_head)
     return drafter.eval()
+
+
+def _stored_tensors(path: Path) -> Stored:
+    return stored_tensors(path, lambda name: bare_name(name).replace(_ONE_LAYER, _MIDLAYER))

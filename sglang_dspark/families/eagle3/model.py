@@ -7,6 +7,7 @@ over the draft vocabulary is the drafter's own and is trained, as in Eagle3.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,9 +45,14 @@ class Eagle3Config(ChainConfig):
         """Read `config.json`; DSparkError says what is missing."""
         raw = read_config(path)
         with reading_config(path, "Eagle3"):
-            require_one_layer(raw, "Eagle3")
-            layers = tuple(raw["eagle_config"]["eagle_aux_hidden_state_layer_ids"])
-            return cls(**chain_fields(raw), target_layer_ids=layers)
+            return cls.from_json(raw)
+
+    @classmethod
+    def from_json(cls, raw: Mapping[str, Any]) -> Eagle3Config:
+        """Read the contents of `config.json`; KeyError names what is missing."""
+        require_one_layer(raw, "Eagle3")
+        layers = tuple(raw["eagle_config"]["eagle_aux_hidden_state_layer_ids"])
+        return cls(**chain_fields(raw), target_layer_ids=layers)
 
     def to_json(self) -> dict[str, Any]:
         """The `config.json` that this class and stock SGLang both read."""

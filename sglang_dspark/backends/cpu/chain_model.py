@@ -1,0 +1,66 @@
+"""Load a chain drafter (Eagle3) as the draft model of SGLang's DSPARK worker on a CPU.
+
+SGLang serves it as EAGLE3, which verifies every draft. Here families/chain computes it, so that our
+step drafts to any depth and schedules what is verified (chain_draft.py). Its place in SGLang's
+model registry, and the options that SGLang's DSPARK reads from config.json and an Eagle3 drafter
+does not have, are in patches/cpu/chain_drafters.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from sglang_dspark.drafter.weight_files import bare_name
+from sglang_dspark.families.eagle3.checkpoint import eagle3_of
+from sglang_dspark.families.eagle3.model import Eagle3Config, Eagle3Drafter
+
+if TYPE_CHECKING:
+    from sglang_dspark.backends.cpu.chain_draft import ChainContext
+
+
+class ChainModel(nn.Module):
+    """Draft model of the architecture `LlamaForCausalLMEagle3`, with what the worker asks of it.
+
+    context: its keys and values, once there is a cache. num_stages: layers of that cache.
+    """
+
+    sample_from_anchor = True
+    confidence_head = None
+    markov_head = None
+    num_stages = 1
+    supports_pre_gather_target_hidden_projection = False
+    logits_mup_width_multiplier: float | None = None
+
+    def __init__(self, config: Any, quant_config: Any = None, prefix: str = ""):
+        """config: of the checkpoint, as Transformers reads it."""
+        super().__init__()
+        self.config = Eagle3Config.from_json(config.to_dict())
+        self.drafter: Eagle3Drafter | None = None
+        self.context: ChainContext | None = None
+
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        """Read a checkpoint's tensors, at the start and when a running server gets new ones."""
+        tensors = {bare_name(name): tensor for name, tensor in weights}
+        before, self.drafter = self.drafter, eagle3_of(self.config, tensors)
+        if before is not None:
+            self.drafter.attach(before.embed_weight, before.embed_weight)
+
+    def attach_shared_modules(self, *, embed_tokens: Any, lm_head: Any) -> None:
+        """Share the target's embedding; the drafter has an LM head of its own."""
+        assert self.drafter is not None, "weights are loaded before modules are shared"
+        self.drafter.attach(embed_tokens.weight, lm_head.weight)
+
+    def write_target_hidden_kv(
+        self, *, target_hidden: Tensor, positions: Tensor, cache_loc: Tensor, **unused: Any
+    ) -> None:
+        """Write features [n, m*d] of a prefill's tokens at `positions` [n] to its context.
+
+        unused: the pool, which the context has, and windows, which only decode steps have.
+        """
+        assert self.context is not None, "the context is attached before the first request"
+        with torch.inference_mode():
+            self.context.prefill(target_hidden, positions.long(), cache_loc.long())
