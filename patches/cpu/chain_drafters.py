@@ -1,9 +1,10 @@
-"""Serve an Eagle3 drafter by DSPARK on a CPU, so that its drafts are scheduled.
+"""Serve a chain drafter (Eagle3, MTP) by DSPARK on a CPU, so that its drafts are scheduled.
 
 Upstream: sglang/srt/speculative/dspark_components/dspark_config.py reads a block, a mask token and
-a Markov head from a drafter's config.json; an Eagle3 drafter has none. The class that
-sglang/srt/models/registry.py has for its architecture is run by EAGLE3's worker; in a server with
-DSPARK ours takes its place (backends/cpu/chain_model.py).
+a Markov head from a drafter's config.json; a chain drafter has none. The class that
+sglang/srt/models/registry.py has for its architecture is run by another worker; in a server with
+DSPARK ours takes its place (backends/cpu/chain_model.py). A target whose layers are not captured
+returns its last hidden state, which MTP reads.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from sglang_dspark.families.eagle3.model import ARCHITECTURE
+from sglang_dspark.families.eagle3.model import ARCHITECTURE as EAGLE3
+from sglang_dspark.families.mtp.model import ARCHITECTURE as MTP
 from sglang_dspark.patches.seam import Seams
 from sglang_dspark.serving import upstream
 
@@ -25,18 +27,19 @@ DEFAULT_GAMMA = 5  # drafts a step where config.json names no number
     why="upstream's DSPARK refuses a drafter without a Markov head",
 )
 def chain_config(original: Callable[..., Any], *, draft_hf_config: Any) -> Any:
-    """AROUND hook of `parse_dspark_draft_config`: describe an Eagle3 drafter as a block.
+    """AROUND hook of `parse_dspark_draft_config`: describe a chain drafter as a block.
 
     The mask token is never embedded, and there is no Markov head.
     """
     raw = draft_hf_config if isinstance(draft_hf_config, dict) else draft_hf_config.to_dict()
-    if raw.get("architectures") != [ARCHITECTURE]:
+    if raw.get("architectures") not in ([EAGLE3], [MTP]):
         return original(draft_hf_config=draft_hf_config)
+    layers = raw.get("eagle_config", {}).get("eagle_aux_hidden_state_layer_ids")
     return upstream.DSparkDraftConfig(
         num_hidden_layers=1,
         num_target_layers=None,
         gamma=raw.get("gamma") or DEFAULT_GAMMA,
-        target_layer_ids=list(raw["eagle_config"]["eagle_aux_hidden_state_layer_ids"]),
+        target_layer_ids=layers,
         mask_token="",
         mask_token_id=0,
         markov_rank=1,
@@ -44,15 +47,30 @@ def chain_config(original: Callable[..., Any], *, draft_hf_config: Any) -> Any:
     )
 
 
+@SEAMS.after(
+    "cpu-chain-features",
+    "sglang.srt.model_executor.model_runner_components.spec_aux_hidden_state."
+    "resolve_spec_aux_hidden_state_config",
+    signature="(*, server_args, model_config, spec_algorithm, is_draft_worker)",
+    why="upstream captures layers for every drafter of DSPARK; MTP reads the last hidden state",
+)
+def capture_nothing(config: Any, **unused: Any) -> Any:
+    """AFTER hook of `resolve_spec_aux_hidden_state_config`: capture no layers for MTP."""
+    drafter = config.draft_model_config
+    if config.is_dspark and drafter is not None and drafter.hf_config.architectures == [MTP]:
+        config.dflash_use_aux_hidden_state, config.dflash_target_layer_ids = False, None
+    return config
+
+
 @SEAMS.before(
     "cpu-chain-model",
     "sglang.srt.models.registry._ModelRegistry.is_arch_supported",
     signature="(self, architecture)",
-    why="upstream's class of the architecture works with EAGLE3's worker alone",
+    why="upstream's class of the architecture works with another worker alone",
 )
 def use_chain_model(registry: Any, architecture: str) -> None:
     """BEFORE hook of `is_arch_supported`: put our class in the place of upstream's for DSPARK."""
-    if architecture == ARCHITECTURE and upstream.get_spec().speculative_algorithm == "DSPARK":
+    if architecture in (EAGLE3, MTP) and upstream.get_spec().speculative_algorithm == "DSPARK":
         from sglang_dspark.backends.cpu.chain_model import ChainModel
 
         registry.models[architecture] = ChainModel

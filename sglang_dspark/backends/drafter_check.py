@@ -27,7 +27,9 @@ from sglang_dspark.drafter.target_fit import Target
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.experts.sharding import Split, check_split
 from sglang_dspark.families.eagle3.checkpoint import check_eagle3
-from sglang_dspark.families.eagle3.model import ARCHITECTURE as EAGLE3_ARCHITECTURE
+from sglang_dspark.families.eagle3.model import ARCHITECTURE as EAGLE3
+from sglang_dspark.families.mtp.checkpoint import check_mtp
+from sglang_dspark.families.mtp.model import ARCHITECTURE as MTP
 from sglang_dspark.serving import mode, startup, upstream
 from sglang_dspark.serving.checkpoint import require_readable_layers, validate_drafter
 from sglang_dspark.serving.config import current_config
@@ -55,8 +57,9 @@ def _check(server_args: Any, args: Any) -> None:
     if path is None:
         return
     fetched = not Path(drafter).exists()
-    if read_config(path).get("architectures") == [EAGLE3_ARCHITECTURE]:
-        _check_chain(server_args, path, args)
+    architectures = read_config(path).get("architectures")
+    if architectures in ([EAGLE3], [MTP]):
+        _check_chain(server_args, path, args, architectures[0])
         return
     _check_moe(path, args)
     _choose_mode(server_args, path, args)
@@ -70,16 +73,26 @@ def _check(server_args: Any, args: Any) -> None:
     )
 
 
-def _check_chain(server_args: Any, path: Path, args: Any) -> None:
-    """An Eagle3 drafter is scheduled on a CPU with one rank, and must fit the target."""
-    alternative = "serve it with --speculative-algorithm EAGLE3, which verifies every draft"
+def _check_chain(server_args: Any, path: Path, args: Any, architecture: str) -> None:
+    """An Eagle3 or MTP drafter is scheduled on a CPU with one rank, and must fit the target."""
+    algorithm = "EAGLE3" if architecture == EAGLE3 else "EAGLE"
+    alternative = f"--speculative-algorithm {algorithm} serves it, and verifies every draft"
     if str(args.device) != "cpu":
-        raise DSparkError(f"drafter {path} is Eagle3, which DSPARK runs on a CPU; {alternative}")
+        raise DSparkError(
+            f"drafter {path} ({architecture}) runs once a token, which DSPARK does on a CPU alone; "
+            f"{alternative}"
+        )
     if int(args.tp_size) > 1:
-        raise DSparkError(f"drafter {path} is Eagle3, which DSPARK runs on one rank; {alternative}")
+        raise DSparkError(
+            f"drafter {path} ({architecture}) runs once a token, which DSPARK does on one rank "
+            f"alone; {alternative}"
+        )
     _choose_mode(server_args, path, args)
     target = _target(server_args, args)
-    require_readable_layers(path, check_eagle3(path, target).target_layer_ids, target)
+    if architecture == EAGLE3:
+        require_readable_layers(path, check_eagle3(path, target).target_layer_ids, target)
+    else:
+        check_mtp(path, target)
 
 
 def drafter_folder(args: Any) -> Path | None:

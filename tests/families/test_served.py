@@ -63,6 +63,8 @@ def pool(tmp_path: Path) -> Iterator[ServerPool]:
         ("eagle3", False, GAMMA, True),
         ("mtp", False, GAMMA, False),
         ("mtp", True, 1, False),
+        ("mtp", False, GAMMA, True),
+        ("mtp", True, GAMMA, True),
     ],
 )
 def test_served_steps_are_the_engines(
@@ -93,7 +95,7 @@ def test_served_steps_are_the_engines(
         flags += ["--speculative-dspark-block-size", str(steps), *all_verified(tmp_path)]
     elif kind != "dflash":
         flags += chain_of(steps)
-    if kind == "mtp" and reduced:
+    if kind == "mtp" and reduced and not scheduled:
         flags += ["--speculative-token-map", str(folder / TOKEN_MAP)]
     server = pool.start(kind, target_dir, *flags)
     fields = {"max_new_tokens": TOKENS, "sampling_params": {"ignore_eos": True}}

@@ -1,10 +1,11 @@
-"""Draft with a one-layer drafter that runs once a token, and keep its context (Eagle3).
+"""Draft with a one-layer drafter that runs once a token, and keep its context.
 
-An entry of its context is the pair (token at j, target's features at j - 1); it has the position
-and the cache slot of j - 1 (families/chain/model.py). So a request whose anchor is at p has entries
-for the slots of 0 .. p - 2, and its features of p - 1 wait for the next draft. In a prefix that two
-requests share, the last entry has the first one's next token: that lowers acceptance a little and
-changes no output.
+Eagle3 reads features of the target's layers, MTP its last hidden state; both are called features
+here. An entry of the context is the pair (token at j, the target's features at j - 1); it has the
+position and the cache slot of j - 1 (families/chain/model.py). So a request whose anchor is at p
+has entries for the slots of 0 .. p - 2, and its features of p - 1 wait for the next draft. In a
+prefix that two requests share, the last entry has the first one's next token: that lowers
+acceptance a little and changes no output.
 """
 
 from __future__ import annotations
@@ -19,8 +20,7 @@ from sglang_dspark.backends.cpu.context_kv import Committed
 from sglang_dspark.backends.cpu.draft import greedy_params, widened
 from sglang_dspark.backends.cpu.reduced_head import block_uniforms
 from sglang_dspark.drafter.draft_confidence import draft_confidence
-from sglang_dspark.families.chain.model import Attend
-from sglang_dspark.families.eagle3.model import Eagle3Drafter
+from sglang_dspark.families.chain.model import Attend, ChainDrafter
 from sglang_dspark.serving import mode, upstream
 from sglang_dspark.step.seeds import DraftSeeds, Seeds, draft_result
 
@@ -41,7 +41,7 @@ class ChainContext:
         self._prefill: Any = None
 
     @property
-    def drafter(self) -> Eagle3Drafter:
+    def drafter(self) -> ChainDrafter:
         """The drafter with its present weights."""
         assert self._model.drafter is not None
         return self._model.drafter
@@ -76,7 +76,7 @@ class ChainContext:
         last = committed.lens.long().cumsum(0) - 1
         first = last - committed.lens.long() + 1
         positions = committed.positions.long() - 1  # of the features that a token is paired with
-        features, slots = committed.hidden.roll(1, 0), committed.slots.long().roll(1, 0)
+        features, slots = committed.hidden.float().roll(1, 0), committed.slots.long().roll(1, 0)
         features[first] = self._waiting[rows]
         slots[first] = self._table[rows, positions[first]].long()
         self._write(committed.tokens.long(), features, positions, slots)

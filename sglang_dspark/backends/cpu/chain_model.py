@@ -1,29 +1,39 @@
-"""Load a chain drafter (Eagle3) as the draft model of SGLang's DSPARK worker on a CPU.
+"""Load a chain drafter (Eagle3, MTP) as the draft model of SGLang's DSPARK worker on a CPU.
 
-SGLang serves it as EAGLE3, which verifies every draft. Here families/chain computes it, so that our
-step drafts to any depth and schedules what is verified (chain_draft.py). Its place in SGLang's
-model registry, and the options that SGLang's DSPARK reads from config.json and an Eagle3 drafter
-does not have, are in patches/cpu/chain_drafters.py.
+SGLang serves it as EAGLE3 or EAGLE, which verify every draft. Here families/chain computes it, so
+that our step drafts to any depth and schedules what is verified (chain_draft.py). Its place in
+SGLang's model registry, and the options that SGLang's DSPARK reads from config.json and such a
+drafter does not have, are in patches/cpu/chain_drafters.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from sglang_dspark.drafter.weight_files import bare_name
+from sglang_dspark.families.chain.model import ChainDrafter
 from sglang_dspark.families.eagle3.checkpoint import eagle3_of
-from sglang_dspark.families.eagle3.model import Eagle3Config, Eagle3Drafter
+from sglang_dspark.families.eagle3.model import ARCHITECTURE as EAGLE3
+from sglang_dspark.families.eagle3.model import Eagle3Config
+from sglang_dspark.families.mtp.checkpoint import mtp_of
+from sglang_dspark.families.mtp.model import ARCHITECTURE as MTP
+from sglang_dspark.families.mtp.model import MTPConfig
 
 if TYPE_CHECKING:
     from sglang_dspark.backends.cpu.chain_draft import ChainContext
 
+_KINDS: dict[str, tuple[Any, Callable[[Any, Mapping[str, Tensor]], ChainDrafter]]] = {
+    EAGLE3: (Eagle3Config, eagle3_of),
+    MTP: (MTPConfig, mtp_of),
+}
+
 
 class ChainModel(nn.Module):
-    """Draft model of the architecture `LlamaForCausalLMEagle3`, with what the worker asks of it.
+    """Draft model of a chain drafter's architecture, with what the worker asks of it.
 
     context: its keys and values, once there is a cache. num_stages: layers of that cache.
     """
@@ -38,21 +48,28 @@ class ChainModel(nn.Module):
     def __init__(self, config: Any, quant_config: Any = None, prefix: str = ""):
         """config: of the checkpoint, as Transformers reads it."""
         super().__init__()
-        self.config = Eagle3Config.from_json(config.to_dict())
-        self.drafter: Eagle3Drafter | None = None
+        read, self._drafter_of = _KINDS[config.architectures[0]]
+        self.config = read.from_json(config.to_dict())
+        self.drafter: ChainDrafter | None = None
         self.context: ChainContext | None = None
+        self._shared: tuple[Any, Any] | None = None  # the target's embedding and LM head
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         """Read a checkpoint's tensors, at the start and when a running server gets new ones."""
         tensors = {bare_name(name): tensor for name, tensor in weights}
-        before, self.drafter = self.drafter, eagle3_of(self.config, tensors)
-        if before is not None:
-            self.drafter.attach(before.embed_weight, before.embed_weight)
+        self.drafter = self._drafter_of(self.config, tensors).float()
+        self._attach()
 
     def attach_shared_modules(self, *, embed_tokens: Any, lm_head: Any) -> None:
-        """Share the target's embedding; the drafter has an LM head of its own."""
-        assert self.drafter is not None, "weights are loaded before modules are shared"
-        self.drafter.attach(embed_tokens.weight, lm_head.weight)
+        """Share the target's embedding and LM head."""
+        self._shared = (embed_tokens, lm_head)
+        self._attach()
+
+    def _attach(self) -> None:
+        if self.drafter is None or self._shared is None:
+            return
+        rows = self.config.vocab_size  # without SGLang's padding
+        self.drafter.attach(*(each.weight[:rows] for each in self._shared))
 
     def write_target_hidden_kv(
         self, *, target_hidden: Tensor, positions: Tensor, cache_loc: Tensor, **unused: Any

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from sglang_dspark.common.atomic_write import replacing
-from sglang_dspark.drafter.checkpoint import built, write_checkpoint
-from sglang_dspark.drafter.target_fit import require_sizes, target_with
+from sglang_dspark.drafter.checkpoint import (
+    built,
+    check_weights,
+    fill_parameters,
+    write_checkpoint,
+)
+from sglang_dspark.drafter.reduced_vocabulary import token_ids
+from sglang_dspark.drafter.target_fit import Target, require_sizes, target_with
 from sglang_dspark.drafter.weight_files import stored_tensors
 from sglang_dspark.families.mtp.model import MTPConfig, MTPDrafter
 from sglang_dspark.families.vocabulary import stored_draft_ids, to_d2t
@@ -35,6 +42,32 @@ def save_mtp(drafter: MTPDrafter, path: Path, dtype: torch.dtype = torch.float32
     if drafter.draft_ids is not None:
         with replacing(Path(path) / TOKEN_MAP, alone=True) as temporary:
             torch.save(drafter.draft_ids.tolist(), temporary)
+
+
+def mtp_of(config: MTPConfig, tensors: Mapping[str, Tensor]) -> MTPDrafter:
+    """Return the drafter of a checked checkpoint's tensors, not attached to a target.
+
+    tensors: by their names in the file without prefixes (`bare_name`).
+    """
+    ids = (
+        token_ids(tensors["d2t"].long().flatten(), config.vocab_size) if "d2t" in tensors else None
+    )
+    drafter = MTPDrafter(config, ids)
+    fill_parameters(drafter, tensors, _stored)
+    return drafter.eval()
+
+
+def check_mtp(path: Path, target: Target) -> MTPConfig:
+    """Read the config of a drafter for `target`, and check its files without their values.
+
+    Raises DSparkError as `load_mtp`.
+    """
+    config = MTPConfig.from_dir(path)
+    require_sizes(path, config.hidden_size, config.vocab_size, target)
+    stored = stored_tensors(path)
+    ids = stored_draft_ids(stored, config.vocab_size, path, config.draft_vocab_size)
+    check_weights(lambda: MTPDrafter(config, ids), stored, _stored, path)
+    return config
 
 
 def load_mtp(

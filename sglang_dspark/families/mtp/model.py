@@ -9,6 +9,7 @@ state (after its final norm), which the target's LM head reads and the next step
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,8 +38,13 @@ class MTPConfig(ChainConfig):
         """Read `config.json`; DSparkError says what is missing."""
         raw = read_config(path)
         with reading_config(path, "MTP"):
-            require_one_layer(raw, "MTP")
-            return cls(**chain_fields(raw))
+            return cls.from_json(raw)
+
+    @classmethod
+    def from_json(cls, raw: Mapping[str, Any]) -> MTPConfig:
+        """Read the contents of `config.json`; KeyError names what is missing."""
+        require_one_layer(raw, "MTP")
+        return cls(**chain_fields(raw))
 
     def to_json(self) -> dict[str, Any]:
         """The `config.json` that this class and stock SGLang both read."""
@@ -75,4 +81,5 @@ class MTPDrafter(ChainDrafter):
 
     def logits(self, out: Tensor) -> Tensor:
         """out [..., d] -> [..., V']."""
-        return nn.functional.linear(out, self.head_weight)
+        head = self.head_weight
+        return nn.functional.linear(out.to(head.dtype), head).float()
