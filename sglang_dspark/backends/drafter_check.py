@@ -36,6 +36,9 @@ from sglang_dspark.serving.config import current_config
 
 logger = logging.getLogger(__name__)
 
+# Drafters that run once a token: architecture, and SGLang's own algorithm for it.
+CHAINS = {EAGLE3: "EAGLE3", MTP: "EAGLE"}
+
 
 def check_drafter(server_args: Any) -> None:
     """BEFORE hook of `handle_speculative_decoding`; changes no argument."""
@@ -57,9 +60,9 @@ def _check(server_args: Any, args: Any) -> None:
     if path is None:
         return
     fetched = not Path(drafter).exists()
-    architectures = read_config(path).get("architectures")
-    if architectures in ([EAGLE3], [MTP]):
-        _check_chain(server_args, path, args, architectures[0])
+    chain = _chain_of(path)
+    if chain is not None:
+        _check_chain(server_args, path, args, chain)
         return
     _check_moe(path, args)
     _choose_mode(server_args, path, args)
@@ -73,10 +76,17 @@ def _check(server_args: Any, args: Any) -> None:
     )
 
 
+def _chain_of(path: Path) -> str | None:
+    """Return the architecture of a drafter that runs once a token; None for any other."""
+    names = read_config(path).get("architectures")
+    return next((name for name in CHAINS if names == [name]), None)
+
+
 def _check_chain(server_args: Any, path: Path, args: Any, architecture: str) -> None:
     """An Eagle3 or MTP drafter is scheduled on a CPU with one rank, and must fit the target."""
-    algorithm = "EAGLE3" if architecture == EAGLE3 else "EAGLE"
-    alternative = f"--speculative-algorithm {algorithm} serves it, and verifies every draft"
+    alternative = (
+        f"--speculative-algorithm {CHAINS[architecture]} serves it, and verifies every draft"
+    )
     if str(args.device) != "cpu":
         raise DSparkError(
             f"drafter {path} ({architecture}) runs once a token, which DSPARK does on a CPU alone; "

@@ -237,6 +237,9 @@ def _drafter_facts(path: Path, args: Any, report: LaunchReport) -> None:
     """Describe a drafter that has passed the start's checks (drafter_check.py)."""
     report.facts["drafter weights"] = _stored(path)
     raw = read_config(path)
+    if (raw.get("architectures") or [None])[0] in drafter_check.CHAINS:
+        report.facts["drafter"] = "fits: one layer, run once for each draft"
+        return
     if architecture_of(raw, path) in OTHER_ARCHITECTURES:
         report.facts["drafter"] = "computed by SGLang alone; its fit is not checked"
         return

@@ -40,6 +40,8 @@ def updates() -> int:
 def renew_copies(model: Any) -> None:
     """Write a draft model's weights into SGLang's stacked copies, in place: graphs read them."""
     renew_heads(model)
+    if not hasattr(model, "layers"):  # a chain drafter (backends/cpu/chain_model.py) copies nothing
+        return
     attention = [layer.self_attn for layer in model.layers]
     fused = getattr(model, "_fused_kv_write_cache", None)  # a pool's id and its bundle
     if fused is not None and fused[1] is not None:
@@ -62,6 +64,8 @@ def renew_heads(model: Any) -> None:
     reduced = getattr(getattr(model, "markov_head", None), "dspark_reduced", None)
     if reduced is not None:
         reduced.renew()
+    if hasattr(model, "attach_again"):  # a chain drafter
+        model.attach_again()
 
 
 def renew_heads_of(worker: Any) -> None:

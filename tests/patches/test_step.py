@@ -41,7 +41,7 @@ def new_worker(*, calls: Calls | None = None) -> Any:
     worker = registry.derive(Theirs, seams.DSparkWorker)()
     if calls is not None:
         engine: Any = SimpleNamespace(interrupted=lambda: calls.append("interrupted"))
-        device: Any = None
+        device: Any = SimpleNamespace(begin_prefill=lambda batch: calls.append(batch))
         worker.dspark_step = StepState(worker, engine, device)  # type: ignore[attr-defined]
     return worker
 
@@ -102,10 +102,9 @@ def test_a_draft_that_no_graph_may_hold_is_not_captured(
 def test_a_prefill_interrupts_and_runs() -> None:
     calls: Calls = []
     worker = new_worker(calls=calls)
-    assert (
-        worker._forward_prefill(SimpleNamespace(sampling_info=None, reqs=[]), None)[0] == "theirs"
-    )
-    assert calls == ["interrupted"]
+    batch = SimpleNamespace(sampling_info=None, reqs=[])
+    assert worker._forward_prefill(batch, None)[0] == "theirs"
+    assert calls == ["interrupted", batch]
 
 
 def test_decode_steps_are_ours_unless_the_rank_is_idle(monkeypatch: pytest.MonkeyPatch) -> None:

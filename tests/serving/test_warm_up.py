@@ -151,10 +151,10 @@ def state(world: Scenario, end: Any) -> StepState:
 def test_the_first_users_request_ends_the_warm_up_once() -> None:
     end = mock.Mock()
     of = state(Scenario(), end)
-    of.prefills([OWN])
+    of.prefills(SimpleNamespace(reqs=[OWN]))
     end.assert_not_called()
-    of.prefills([OWN, USERS])
-    of.prefills([USERS])
+    of.prefills(SimpleNamespace(reqs=[OWN, USERS]))
+    of.prefills(SimpleNamespace(reqs=[USERS]))
     end.assert_called_once_with()
 
 

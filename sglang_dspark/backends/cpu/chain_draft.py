@@ -129,8 +129,8 @@ class ChainDraft:
     def __init__(self, worker: Any) -> None:
         self.context = worker.draft_model.context = ChainContext(worker)
         self._gamma, self._mask = int(worker.gamma), int(worker._mask_token_id)
-        self._noise = worker._proposer.noise
-        self._greedy_only = bool(worker._greedy_draft)
+        self.noise = worker._proposer.noise
+        self.greedy_only = bool(worker._greedy_draft)
         self._estimates = mode.estimates_confidence(has_head=False)
 
     @torch.inference_mode()
@@ -170,7 +170,7 @@ class _Draw:
         info, requests = batch.sampling_info, len(batch.seq_lens)
         self.temperatures: Tensor | None = None
         self._drafter = draft.context.drafter
-        if draft._greedy_only or info is None or info.is_all_greedy:
+        if draft.greedy_only or info is None or info.is_all_greedy:
             self._params = greedy_params(requests)
             return
         self._params = upstream.resolve_draft_params(
@@ -178,7 +178,7 @@ class _Draw:
         )
         scale = self._params.temperatures.view(-1).float()
         self.temperatures = scale.where(~self._params.greedy_mask, 0.0)
-        noise, size = draft._noise, self._drafter.config.vocab_size
+        noise, size = draft.noise, self._drafter.config.vocab_size
         self._uniforms = block_uniforms(noise.key, int(noise.offset), (requests, depth))
         noise.offset.add_(1)
         self._logits = torch.full((requests, depth, size), -torch.inf)

@@ -58,14 +58,15 @@ class ChainModel(nn.Module):
         """Read a checkpoint's tensors, at the start and when a running server gets new ones."""
         tensors = {bare_name(name): tensor for name, tensor in weights}
         self.drafter = self._drafter_of(self.config, tensors).float()
-        self._attach()
+        self.attach_again()
 
     def attach_shared_modules(self, *, embed_tokens: Any, lm_head: Any) -> None:
         """Share the target's embedding and LM head."""
         self._shared = (embed_tokens, lm_head)
-        self._attach()
+        self.attach_again()
 
-    def _attach(self) -> None:
+    def attach_again(self) -> None:
+        """Take the rows of the target's LM head that are copied, as they are now."""
         if self.drafter is None or self._shared is None:
             return
         rows = self.config.vocab_size  # without SGLang's padding

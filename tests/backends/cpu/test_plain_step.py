@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch import Tensor
 pytest.importorskip("sglang")
 
 from sglang_dspark.backends.cpu import plain_step
+from sglang_dspark.backends.cpu.context_kv import write_context
 from sglang_dspark.verify.seeded import seeded_choice
 from tests.backends.cpu.test_context_kv import SLOTS, Draft, draft, pool
 from tests.backends.cpu.test_ragged_commit import (
@@ -61,7 +63,9 @@ def test_both_caches_hold_what_plain_decoding_writes(draft: Draft, target: Targe
     for _ in range(STEPS):
         published: list[Tensor] = []
         with torch.inference_mode():
-            done = plain_step.run(worker, batch_of(anchors, lens), published.append)
+            done = plain_step.run(
+                worker, batch_of(anchors, lens), published.append, partial(write_context, worker)
+            )
         tokens = done.next_token_ids.view(REQUESTS, WIDTH)[:, 0]
         following = [text[at + 1] for text, at in zip(texts, lens.tolist(), strict=True)]
         assert tokens.tolist() == done.next_draft_input.bonus_tokens.tolist() == following
@@ -87,7 +91,12 @@ def test_a_seed_draws_by_the_position_of_the_anchor(draft: Draft, target: Target
             SimpleNamespace(sampling_params=SimpleNamespace(sampling_seed=seed, top_k=top_k))
             for seed, top_k in zip(seeds, settings.top_ks.tolist(), strict=True)
         ]
-        done = plain_step.run(worker, batch_of(anchors, lens, settings, reqs), None)
+        done = plain_step.run(
+            worker,
+            batch_of(anchors, lens, settings, reqs),
+            None,
+            partial(write_context, worker),
+        )
     likeliest = [
         target.following(t, p) for t, p in zip(anchors.tolist(), lens.tolist(), strict=True)
     ]

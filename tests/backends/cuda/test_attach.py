@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest import mock
 
 import pytest
 import torch
@@ -235,7 +236,8 @@ def test_compilations_count_from_the_first_users_request_on(
     worker.model_runner.req_to_token_pool = SimpleNamespace(req_to_token=torch.zeros(3, 4))
     worker.model_runner.model_config = SimpleNamespace(vocab_size=8)
     state = attach.take_over(worker, EventClock())
-    state.prefills([SimpleNamespace(rid="dspark-warm-up-0-0")])
+    monkeypatch.setattr(state, "device", mock.Mock())
+    state.prefills(SimpleNamespace(reqs=[SimpleNamespace(rid="dspark-warm-up-0-0")]))
     assert watched == []
-    state.prefills([SimpleNamespace(rid="a")])
+    state.prefills(SimpleNamespace(reqs=[SimpleNamespace(rid="a")]))
     assert watched == ["counted"]
