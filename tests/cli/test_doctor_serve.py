@@ -17,6 +17,8 @@ from typer.testing import CliRunner
 
 from sglang_dspark.backends.launch_report import LaunchReport
 from sglang_dspark.cli.main import app
+from sglang_dspark.families.eagle3.checkpoint import save_eagle3
+from tests.families.helpers import random_drafter
 from tests.integration import tiny_models
 
 pytest.importorskip("sglang")
@@ -109,6 +111,9 @@ CASES = (
     Case("early stop", True, config="schedule: {algorithm: early-stop}"),
     Case("threshold", True, config="schedule: {threshold: 0.4}"),
     Case("headless", True, drafter="headless", fact="no confidence head"),
+    Case("Eagle3", True, drafter="eagle3", fact="one layer, run once for each draft"),
+    Case("chain of two ranks", False, "on one rank alone", drafter="eagle3", more="--tp-size 2"),
+    Case("MTP of another target", False, "hidden_size is 576", drafter="mtp"),
     Case("large target", True, target="large", fact=f"{BIG >> 20} MiB as stored (BF16)"),
     Case("static", False, f"{STARTS}every draft is verified: schedule.mode is static",
          config="schedule: {mode: static}"),
@@ -184,6 +189,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     weights = changed(folder, "cut") / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1000])
     shutil.copytree(ROOT / "drafters" / "smollm2-135m-mtp1", folder / "mtp")
+    save_eagle3(random_drafter("eagle3", 260), folder / "eagle3")
     shutil.copytree(folder / "target", folder / "large")
     promise_weights(folder / "large" / "model.safetensors")
     return folder

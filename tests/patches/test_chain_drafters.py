@@ -1,0 +1,166 @@
+"""What SGLang's DSPARK reads of a drafter that runs once a token, and which ones are refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("sglang")
+
+from sglang_dspark.backends import drafter_check
+from sglang_dspark.backends.cpu.chain_model import ChainModel
+from sglang_dspark.drafter.target_fit import Target
+from sglang_dspark.drafter.weight_files import read_tensors
+from sglang_dspark.errors import DSparkError
+from sglang_dspark.families.eagle3.checkpoint import save_eagle3
+from sglang_dspark.families.eagle3.model import ARCHITECTURE as EAGLE3
+from sglang_dspark.families.mtp.checkpoint import save_mtp
+from sglang_dspark.families.mtp.model import ARCHITECTURE as MTP
+from sglang_dspark.patches.cpu import chain_drafters
+from sglang_dspark.serving import weight_updates
+from tests.families.helpers import LAYERS, WIDTH, random_drafter
+
+VOCAB = 40
+FITS = Target("target", WIDTH, VOCAB, 3, "LlamaForCausalLM")
+USUAL = {"device": "cpu", "tp_size": 1, "model_path": "target"}
+SAVE: dict[str, Callable[..., None]] = {"eagle3": save_eagle3, "mtp": save_mtp}
+
+
+def saved(folder: Path, kind: str) -> Path:
+    SAVE[kind](random_drafter(kind, VOCAB, torch.arange(0, VOCAB, 2)), folder)
+    return folder
+
+
+def never(**_: Any) -> Any:
+    pytest.fail("upstream's own reader must not see a chain drafter")
+
+
+@pytest.mark.parametrize("kind", ["eagle3", "mtp"])
+def test_a_chain_drafter_is_described_as_a_block(tmp_path: Path, kind: str) -> None:
+    raw = random_drafter(kind, VOCAB).config.to_json()
+    for given in (raw, SimpleNamespace(to_dict=lambda: raw)):
+        made = chain_drafters.chain_config(never, draft_hf_config=given)
+        assert made.gamma == raw["gamma"]
+        assert made.require_markov()
+        assert made.target_layer_ids == (list(LAYERS) if kind == "eagle3" else None)
+    made = chain_drafters.chain_config(never, draft_hf_config=raw | {"gamma": None})
+    assert made.gamma == chain_drafters.DEFAULT_GAMMA
+    other = {"architectures": ["Qwen3DSparkModel"]}
+    assert chain_drafters.chain_config(lambda **given: given, draft_hf_config=other) == {
+        "draft_hf_config": other
+    }
+
+
+@pytest.mark.parametrize(("algorithm", "ours"), [("DSPARK", True), ("EAGLE3", False)])
+def test_our_class_is_taken_by_dspark_alone(
+    monkeypatch: pytest.MonkeyPatch, algorithm: str, ours: bool
+) -> None:
+    spec = SimpleNamespace(speculative_algorithm=algorithm)
+    monkeypatch.setattr(chain_drafters.upstream, "get_spec", lambda: spec, raising=False)
+    for name in (EAGLE3, MTP, "LlamaForCausalLM"):
+        registry = SimpleNamespace(models={name: "theirs"})
+        chain_drafters.use_chain_model(registry, name)
+        assert (registry.models[name] is ChainModel) == (ours and name != "LlamaForCausalLM")
+
+
+@pytest.mark.parametrize(
+    ("architecture", "dspark", "captured"),
+    [(MTP, True, False), (MTP, False, True), (EAGLE3, True, True)],
+)
+def test_no_layer_is_captured_for_mtp(architecture: str, dspark: bool, captured: bool) -> None:
+    config = SimpleNamespace(
+        is_dspark=dspark,
+        draft_model_config=SimpleNamespace(hf_config=SimpleNamespace(architectures=[architecture])),
+        dflash_use_aux_hidden_state=True,
+        dflash_target_layer_ids=[1],
+    )
+    assert chain_drafters.capture_nothing(config) is config
+    assert config.dflash_use_aux_hidden_state is captured
+    assert (config.dflash_target_layer_ids is not None) == captured
+    none = SimpleNamespace(is_dspark=True, draft_model_config=None)
+    assert chain_drafters.capture_nothing(none) is none
+
+
+@pytest.mark.parametrize("kind", ["eagle3", "mtp"])
+@pytest.mark.parametrize(
+    ("arguments", "target", "says"),
+    [
+        ({}, FITS, None),
+        ({"device": "cuda"}, FITS, "on a CPU alone; --speculative-algorithm EAGLE"),
+        ({"tp_size": 2}, FITS, "on one rank alone; --speculative-algorithm EAGLE"),
+        ({}, Target("target", 2 * WIDTH, VOCAB, 3, ""), "hidden_size is 64"),
+        ({}, Target("target", WIDTH, VOCAB + 1, 3, ""), "vocab_size is 40"),
+    ],
+)
+def test_what_does_not_fit_is_refused(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str,
+    arguments: dict[str, Any],
+    target: Target,
+    says: str | None,
+) -> None:
+    path = saved(tmp_path, kind)
+    monkeypatch.setattr(drafter_check, "_target", lambda *_: target)
+    monkeypatch.setattr(drafter_check, "_choose_mode", lambda *_: None)
+    args = SimpleNamespace(speculative_draft_model_path=str(path), **(USUAL | arguments))
+    if says is None:
+        drafter_check._check(None, args)
+        return
+    with pytest.raises(DSparkError, match=says) as told:
+        drafter_check._check(None, args)
+    assert str(path) in str(told.value)
+
+
+@pytest.mark.parametrize(
+    ("layers", "says"), [(1, "reads layer 1 of the target, which has 1"), (2, "last layer")]
+)
+def test_layers_that_the_target_does_not_return(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layers: int, says: str
+) -> None:
+    path = saved(tmp_path, "eagle3")
+    target = Target("target", WIDTH, VOCAB, layers, "LlamaForCausalLM" if layers == 2 else "")
+    monkeypatch.setattr(drafter_check, "_target", lambda *_: target)
+    monkeypatch.setattr(drafter_check, "_choose_mode", lambda *_: None)
+    args = SimpleNamespace(speculative_draft_model_path=str(path), **USUAL)
+    with pytest.raises(DSparkError, match=says):
+        drafter_check._check(None, args)
+
+
+def test_a_damaged_file_is_refused_before_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weights = saved(tmp_path, "eagle3") / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    monkeypatch.setattr(drafter_check, "_target", lambda *_: FITS)
+    monkeypatch.setattr(drafter_check, "_choose_mode", lambda *_: None)
+    args = SimpleNamespace(speculative_draft_model_path=str(tmp_path), **USUAL)
+    with pytest.raises(DSparkError, match="truncated or corrupt"):
+        drafter_check._check(None, args)
+
+
+def test_new_weights_replace_all_that_was_copied(tmp_path: Path) -> None:
+    """The drafter's own, and the rows of the target's LM head that MTP copies."""
+    first, second = (random_drafter("mtp", VOCAB, torch.arange(4), seed=s) for s in (1, 2))
+    config = SimpleNamespace(architectures=[MTP], to_dict=first.config.to_json)
+    model = ChainModel(config)
+    for name, module in (("first", first), ("second", second)):
+        save_mtp(module, tmp_path / name)
+    head = torch.nn.Embedding(VOCAB + 2, WIDTH)  # padded, as SGLang's is
+    model.load_weights(read_tensors(tmp_path / "first").items())
+    model.attach_shared_modules(embed_tokens=head, lm_head=head)
+    assert model.drafter is not None
+    model.load_weights(read_tensors(tmp_path / "second").items())
+    given = dict(second.named_parameters())
+    for name, weight in model.drafter.named_parameters():
+        assert torch.equal(weight, given[name]), name
+    with torch.no_grad():
+        head.weight.add_(1.0)
+    weight_updates.renew_copies(model)
+    assert torch.equal(model.drafter.head_weight, head.weight[:4])
+    assert torch.equal(model.drafter.embed_weight, head.weight[:VOCAB])
