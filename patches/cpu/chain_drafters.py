@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from sglang_dspark.families.eagle3.model import ARCHITECTURE as EAGLE3
+from sglang_dspark.families.eagle3.model import named_layers, usual_layers
 from sglang_dspark.families.mtp.model import ARCHITECTURE as MTP
 from sglang_dspark.patches.seam import Seams
 from sglang_dspark.serving import upstream
@@ -34,12 +35,12 @@ def chain_config(original: Callable[..., Any], *, draft_hf_config: Any) -> Any:
     raw = draft_hf_config if isinstance(draft_hf_config, dict) else draft_hf_config.to_dict()
     if raw.get("architectures") not in ([EAGLE3], [MTP]):
         return original(draft_hf_config=draft_hf_config)
-    layers = raw.get("eagle_config", {}).get("eagle_aux_hidden_state_layer_ids")
+    layers = named_layers(raw)
     return upstream.DSparkDraftConfig(
         num_hidden_layers=1,
         num_target_layers=None,
         gamma=raw.get("gamma") or DEFAULT_GAMMA,
-        target_layer_ids=layers,
+        target_layer_ids=None if layers is None else list(layers),
         mask_token="",
         mask_token_id=0,
         markov_rank=1,
@@ -52,13 +53,21 @@ def chain_config(original: Callable[..., Any], *, draft_hf_config: Any) -> Any:
     "sglang.srt.model_executor.model_runner_components.spec_aux_hidden_state."
     "resolve_spec_aux_hidden_state_config",
     signature="(*, server_args, model_config, spec_algorithm, is_draft_worker)",
-    why="upstream captures layers for every drafter of DSPARK; MTP reads the last hidden state",
+    why="upstream spaces layers evenly for a drafter that names none",
 )
-def capture_nothing(config: Any, **unused: Any) -> Any:
-    """AFTER hook of `resolve_spec_aux_hidden_state_config`: capture no layers for MTP."""
-    drafter = config.draft_model_config
-    if config.is_dspark and drafter is not None and drafter.hf_config.architectures == [MTP]:
+def choose_features(config: Any, *, model_config: Any, **unused: Any) -> Any:
+    """AFTER hook of `resolve_spec_aux_hidden_state_config`: what the target returns.
+
+    MTP reads the last hidden state, so no layer; Eagle3 those that EAGLE3 would capture.
+    """
+    if not config.is_dspark or config.draft_model_config is None:
+        return config
+    drafter = config.draft_model_config.hf_config
+    if drafter.architectures == [MTP]:
         config.dflash_use_aux_hidden_state, config.dflash_target_layer_ids = False, None
+    elif drafter.architectures == [EAGLE3] and named_layers(drafter.to_dict()) is None:
+        layers = int(model_config.hf_text_config.num_hidden_layers)
+        config.dflash_target_layer_ids = list(usual_layers(layers))
     return config
 
 

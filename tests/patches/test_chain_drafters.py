@@ -69,21 +69,32 @@ def test_our_class_is_taken_by_dspark_alone(
 
 
 @pytest.mark.parametrize(
-    ("architecture", "dspark", "captured"),
-    [(MTP, True, False), (MTP, False, True), (EAGLE3, True, True)],
+    ("architecture", "dspark", "named", "layers"),
+    [
+        (MTP, True, None, None),
+        (MTP, False, None, [5]),
+        (EAGLE3, True, [3], [5]),
+        (EAGLE3, True, None, [1, 15, 28]),
+        ("Qwen3DSparkModel", True, None, [5]),
+    ],
 )
-def test_no_layer_is_captured_for_mtp(architecture: str, dspark: bool, captured: bool) -> None:
+def test_the_target_returns_what_the_drafter_reads(
+    architecture: str, dspark: bool, named: list[int] | None, layers: list[int] | None
+) -> None:
+    raw = {"eagle_config": {"eagle_aux_hidden_state_layer_ids": named}}
+    drafter = SimpleNamespace(architectures=[architecture], to_dict=lambda: raw)
     config = SimpleNamespace(
         is_dspark=dspark,
-        draft_model_config=SimpleNamespace(hf_config=SimpleNamespace(architectures=[architecture])),
+        draft_model_config=SimpleNamespace(hf_config=drafter),
         dflash_use_aux_hidden_state=True,
-        dflash_target_layer_ids=[1],
+        dflash_target_layer_ids=[5],
     )
-    assert chain_drafters.capture_nothing(config) is config
-    assert config.dflash_use_aux_hidden_state is captured
-    assert (config.dflash_target_layer_ids is not None) == captured
+    target = SimpleNamespace(hf_text_config=SimpleNamespace(num_hidden_layers=32))
+    assert chain_drafters.choose_features(config, model_config=target) is config
+    assert config.dflash_target_layer_ids == layers
+    assert config.dflash_use_aux_hidden_state == (layers is not None)
     none = SimpleNamespace(is_dspark=True, draft_model_config=None)
-    assert chain_drafters.capture_nothing(none) is none
+    assert chain_drafters.choose_features(none, model_config=target) is none
 
 
 @pytest.mark.parametrize("kind", ["eagle3", "mtp"])

@@ -18,7 +18,7 @@ from sglang_dspark.drafter.weight_files import bare_name
 from sglang_dspark.families.chain.model import ChainDrafter
 from sglang_dspark.families.eagle3.checkpoint import eagle3_of
 from sglang_dspark.families.eagle3.model import ARCHITECTURE as EAGLE3
-from sglang_dspark.families.eagle3.model import Eagle3Config
+from sglang_dspark.families.eagle3.model import Eagle3Config, named_layers
 from sglang_dspark.families.mtp.checkpoint import mtp_of
 from sglang_dspark.families.mtp.model import ARCHITECTURE as MTP
 from sglang_dspark.families.mtp.model import MTPConfig
@@ -26,9 +26,16 @@ from sglang_dspark.families.mtp.model import MTPConfig
 if TYPE_CHECKING:
     from sglang_dspark.backends.cpu.chain_draft import ChainContext
 
+_UNNAMED = (0, 1, 2)  # three layers; the target knows which (patches/cpu/chain_drafters.py)
+
+
+def _eagle3_config(raw: Mapping[str, Any]) -> Eagle3Config:
+    return Eagle3Config.from_json(raw, named_layers(raw) or _UNNAMED)
+
+
 _KINDS: dict[str, tuple[Any, Callable[[Any, Mapping[str, Tensor]], ChainDrafter]]] = {
-    EAGLE3: (Eagle3Config, eagle3_of),
-    MTP: (MTPConfig, mtp_of),
+    EAGLE3: (_eagle3_config, eagle3_of),
+    MTP: (MTPConfig.from_json, mtp_of),
 }
 
 
@@ -49,7 +56,7 @@ class ChainModel(nn.Module):
         """config: of the checkpoint, as Transformers reads it."""
         super().__init__()
         read, self._drafter_of = _KINDS[config.architectures[0]]
-        self.config = read.from_json(config.to_dict())
+        self.config = read(config.to_dict())
         self.drafter: ChainDrafter | None = None
         self.context: ChainContext | None = None
         self._shared: tuple[Any, Any] | None = None  # the target's embedding and LM head

@@ -55,7 +55,7 @@ def check_eagle3(path: Path, target: Target) -> Eagle3Config:
 
     Raises DSparkError as `load_eagle3`.
     """
-    config = Eagle3Config.from_dir(path)
+    config = Eagle3Config.from_dir(path, target.num_layers)
     require_sizes(path, config.hidden_size, config.vocab_size, target)
     stored = _stored_tensors(path)
     ids = stored_draft_ids(stored, config.vocab_size, path, config.draft_vocab_size)
@@ -68,10 +68,10 @@ def load_eagle3(
 ) -> Eagle3Drafter:
     """Load in float32 and attach to the target's embedding and LM head [V, d].
 
-    num_layers: of the target; not checked. Raises DSparkError for a missing, damaged or foreign
-    checkpoint and for another target.
+    num_layers: of the target, for a config.json that names no layers. Raises DSparkError for a
+    missing, damaged or foreign checkpoint and for another target.
     """
-    config = Eagle3Config.from_dir(path)
+    config = Eagle3Config.from_dir(path, num_layers)
     require_sizes(path, config.hidden_size, config.vocab_size, target_with(embed_tokens))
     stored = _stored_tensors(path)
     ids = stored_draft_ids(stored, config.vocab_size, path, config.draft_vocab_size)

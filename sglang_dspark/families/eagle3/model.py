@@ -29,6 +29,20 @@ from sglang_dspark.families.chain.model import (
 ARCHITECTURE = "LlamaForCausalLMEagle3"
 
 
+def named_layers(raw: Mapping[str, Any]) -> tuple[int, ...] | None:
+    """Return the target layers whose outputs config.json names; None: it names none."""
+    layers = (raw.get("eagle_config") or {}).get("eagle_aux_hidden_state_layer_ids")
+    return None if layers is None else tuple(layers)
+
+
+def usual_layers(num_target_layers: int) -> tuple[int, ...]:
+    """Return the layers of a drafter that names none: the inputs of SGLang's 2, n // 2 and n - 3.
+
+    sglang/srt/models/llama.py, `set_eagle3_layers_to_capture`.
+    """
+    return 1, num_target_layers // 2 - 1, num_target_layers - 4
+
+
 @dataclass(frozen=True)
 class Eagle3Config(ChainConfig):
     """`target_layer_ids`: target layers whose outputs, concatenated, are the features."""
@@ -41,17 +55,29 @@ class Eagle3Config(ChainConfig):
             raise DSparkError(f"drafter config: target_layer_ids {list(self.target_layer_ids)}")
 
     @classmethod
-    def from_dir(cls, path: Path) -> Eagle3Config:
-        """Read `config.json`; DSparkError says what is missing."""
+    def from_dir(cls, path: Path, num_target_layers: int | None = None) -> Eagle3Config:
+        """Read `config.json`; DSparkError says what is missing.
+
+        num_target_layers: gives the layers where config.json names none (`usual_layers`).
+        """
         raw = read_config(path)
         with reading_config(path, "Eagle3"):
-            return cls.from_json(raw)
+            layers = named_layers(raw)
+            if layers is None and num_target_layers is not None:
+                layers = usual_layers(num_target_layers)
+            return cls.from_json(raw, layers)
 
     @classmethod
-    def from_json(cls, raw: Mapping[str, Any]) -> Eagle3Config:
-        """Read the contents of `config.json`; KeyError names what is missing."""
+    def from_json(
+        cls, raw: Mapping[str, Any], layers: tuple[int, ...] | None = None
+    ) -> Eagle3Config:
+        """Read the contents of `config.json`; KeyError names what is missing.
+
+        layers: in place of those that it names.
+        """
         require_one_layer(raw, "Eagle3")
-        layers = tuple(raw["eagle_config"]["eagle_aux_hidden_state_layer_ids"])
+        if layers is None:
+            layers = tuple(raw["eagle_config"]["eagle_aux_hidden_state_layer_ids"])
         return cls(**chain_fields(raw), target_layer_ids=layers)
 
     def to_json(self) -> dict[str, Any]:
