@@ -11,6 +11,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from sglang_dspark.common.files import integer, load_json, reading
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.evaluation.prompts import EvalPrompt
+from sglang_dspark.families.chain.served import chain_gamma, is_chain
 from sglang_dspark.loadtest.client.replay import Material
 from sglang_dspark.loadtest.client.traces import RecordedLoad
 from sglang_dspark.loadtest.servers.server import ServerSpec
@@ -79,10 +80,13 @@ def dspark_server(target: Path, drafter: Path, port: int, device: str) -> Server
 
 
 def drafter_gamma(drafter: Path) -> int:
-    """Block size gamma of a drafter directory."""
+    """Drafts a step that DSPARK makes with a drafter directory, unless told otherwise."""
     path = drafter / "config.json"
     with reading(path, "DSpark drafter's config", "name another drafter"):
-        return integer(load_json(path, finite=False)["block_size"], 1, 4096)
+        raw = load_json(path, finite=False)
+        if is_chain(raw):
+            return chain_gamma(raw)
+        return integer(raw["block_size"], 1, 4096)
 
 
 def device_flags(device: str) -> tuple[str, ...]:

@@ -12,14 +12,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from sglang_dspark.families.eagle3.model import ARCHITECTURE as EAGLE3
+from sglang_dspark.families.chain.served import EAGLE3, MTP, chain_gamma, is_chain
 from sglang_dspark.families.eagle3.model import named_layers, usual_layers
-from sglang_dspark.families.mtp.model import ARCHITECTURE as MTP
 from sglang_dspark.patches.seam import Seams
 from sglang_dspark.serving import upstream
 
 SEAMS = Seams(device="cpu")
-DEFAULT_GAMMA = 5  # drafts a step where config.json names no number
 
 
 @SEAMS.around(
@@ -33,13 +31,13 @@ def chain_config(original: Callable[..., Any], *, draft_hf_config: Any) -> Any:
     The mask token is never embedded, and there is no Markov head.
     """
     raw = draft_hf_config if isinstance(draft_hf_config, dict) else draft_hf_config.to_dict()
-    if raw.get("architectures") not in ([EAGLE3], [MTP]):
+    if not is_chain(raw):
         return original(draft_hf_config=draft_hf_config)
     layers = named_layers(raw)
     return upstream.DSparkDraftConfig(
         num_hidden_layers=1,
         num_target_layers=None,
-        gamma=raw.get("gamma") or DEFAULT_GAMMA,
+        gamma=chain_gamma(raw),
         target_layer_ids=None if layers is None else list(layers),
         mask_token="",
         mask_token_id=0,

@@ -26,18 +26,14 @@ from sglang_dspark.drafter.config import (
 from sglang_dspark.drafter.target_fit import Target
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.experts.sharding import Split, check_split
+from sglang_dspark.families.chain.served import ALGORITHMS, EAGLE3, is_chain
 from sglang_dspark.families.eagle3.checkpoint import check_eagle3
-from sglang_dspark.families.eagle3.model import ARCHITECTURE as EAGLE3
 from sglang_dspark.families.mtp.checkpoint import check_mtp
-from sglang_dspark.families.mtp.model import ARCHITECTURE as MTP
 from sglang_dspark.serving import mode, startup, upstream
 from sglang_dspark.serving.checkpoint import require_readable_layers, validate_drafter
 from sglang_dspark.serving.config import current_config
 
 logger = logging.getLogger(__name__)
-
-# Drafters that run once a token: architecture, and SGLang's own algorithm for it.
-CHAINS = {EAGLE3: "EAGLE3", MTP: "EAGLE"}
 
 
 def check_drafter(server_args: Any) -> None:
@@ -60,9 +56,9 @@ def _check(server_args: Any, args: Any) -> None:
     if path is None:
         return
     fetched = not Path(drafter).exists()
-    chain = _chain_of(path)
-    if chain is not None:
-        _check_chain(server_args, path, args, chain)
+    raw = read_config(path)
+    if is_chain(raw):
+        _check_chain(server_args, path, args, raw["architectures"][0])
         return
     _check_moe(path, args)
     _choose_mode(server_args, path, args)
@@ -76,16 +72,10 @@ def _check(server_args: Any, args: Any) -> None:
     )
 
 
-def _chain_of(path: Path) -> str | None:
-    """Return the architecture of a drafter that runs once a token; None for any other."""
-    names = read_config(path).get("architectures")
-    return next((name for name in CHAINS if names == [name]), None)
-
-
 def _check_chain(server_args: Any, path: Path, args: Any, architecture: str) -> None:
     """An Eagle3 or MTP drafter is scheduled on a CPU with one rank, and must fit the target."""
     alternative = (
-        f"--speculative-algorithm {CHAINS[architecture]} serves it, and verifies every draft"
+        f"--speculative-algorithm {ALGORITHMS[architecture]} serves it, and verifies every draft"
     )
     if str(args.device) != "cpu":
         raise DSparkError(

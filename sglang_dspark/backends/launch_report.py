@@ -26,6 +26,7 @@ from sglang_dspark.drafter.config import OTHER_ARCHITECTURES, architecture_of, r
 from sglang_dspark.drafter.config import DrafterConfig as Drafter
 from sglang_dspark.drafter.weight_files import stored_tensors
 from sglang_dspark.errors import DSparkError
+from sglang_dspark.families.chain.served import chain_gamma, is_chain
 from sglang_dspark.schedule import compiled
 from sglang_dspark.serving import mode, on_demand, startup, upstream
 
@@ -237,8 +238,8 @@ def _drafter_facts(path: Path, args: Any, report: LaunchReport) -> None:
     """Describe a drafter that has passed the start's checks (drafter_check.py)."""
     report.facts["drafter weights"] = _stored(path)
     raw = read_config(path)
-    if (raw.get("architectures") or [None])[0] in drafter_check.CHAINS:
-        report.facts["drafter"] = "fits: one layer, run once for each draft"
+    if is_chain(raw):
+        report.facts["drafter"] = f"fits: one layer, run for each of {chain_gamma(raw)} drafts"
         return
     if architecture_of(raw, path) in OTHER_ARCHITECTURES:
         report.facts["drafter"] = "computed by SGLang alone; its fit is not checked"

@@ -111,7 +111,7 @@ CASES = (
     Case("early stop", True, config="schedule: {algorithm: early-stop}"),
     Case("threshold", True, config="schedule: {threshold: 0.4}"),
     Case("headless", True, drafter="headless", fact="no confidence head"),
-    Case("Eagle3", True, drafter="eagle3", fact="one layer, run once for each draft"),
+    Case("Eagle3", True, drafter="eagle3", fact="one layer, run for each of 3 drafts"),
     Case("chain of two ranks", False, "on one rank alone", drafter="eagle3", more="--tp-size 2"),
     Case("MTP of another target", False, "hidden_size is 576", drafter="mtp"),
     Case("large target", True, target="large", fact=f"{BIG >> 20} MiB as stored (BF16)"),

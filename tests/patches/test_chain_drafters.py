@@ -17,10 +17,9 @@ from sglang_dspark.backends.cpu.chain_model import ChainModel
 from sglang_dspark.drafter.target_fit import Target
 from sglang_dspark.drafter.weight_files import read_tensors
 from sglang_dspark.errors import DSparkError
+from sglang_dspark.families.chain.served import EAGLE3, MTP
 from sglang_dspark.families.eagle3.checkpoint import save_eagle3
-from sglang_dspark.families.eagle3.model import ARCHITECTURE as EAGLE3
 from sglang_dspark.families.mtp.checkpoint import save_mtp
-from sglang_dspark.families.mtp.model import ARCHITECTURE as MTP
 from sglang_dspark.patches.cpu import chain_drafters
 from sglang_dspark.serving import weight_updates
 from tests.families.helpers import LAYERS, WIDTH, random_drafter
@@ -49,7 +48,7 @@ def test_a_chain_drafter_is_described_as_a_block(tmp_path: Path, kind: str) -> N
         assert made.require_markov()
         assert made.target_layer_ids == (list(LAYERS) if kind == "eagle3" else None)
     made = chain_drafters.chain_config(never, draft_hf_config=raw | {"gamma": None})
-    assert made.gamma == chain_drafters.DEFAULT_GAMMA
+    assert made.gamma == 5
     other = {"architectures": ["Qwen3DSparkModel"]}
     assert chain_drafters.chain_config(lambda **given: given, draft_hf_config=other) == {
         "draft_hf_config": other

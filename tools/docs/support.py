@@ -49,7 +49,8 @@ drafter, device and features have been shown.
 | rotation by YaRN | untried; read and converted | untried |
 | DSpark without a confidence head | served | rehearsed |
 | DFlash, converted | served | unscheduled, untried |
-| MTP as SGLang's EAGLE, DFlash, Eagle3 | served, unscheduled | ran: MTP, greedily |
+| Eagle3 and MTP (EAGLE heads of one layer) with DSPARK | served | refused |
+| MTP, Eagle3 and DFlash as SGLang's own algorithms | served, unscheduled | ran: MTP, greedily |
 | checkpoints published by others | untried; read by [format](drafters.md) | untried |
 
 ## Devices

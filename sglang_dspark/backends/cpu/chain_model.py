@@ -16,11 +16,10 @@ from torch import Tensor, nn
 
 from sglang_dspark.drafter.weight_files import bare_name
 from sglang_dspark.families.chain.model import ChainDrafter
+from sglang_dspark.families.chain.served import EAGLE3, MTP
 from sglang_dspark.families.eagle3.checkpoint import eagle3_of
-from sglang_dspark.families.eagle3.model import ARCHITECTURE as EAGLE3
 from sglang_dspark.families.eagle3.model import Eagle3Config, named_layers
 from sglang_dspark.families.mtp.checkpoint import mtp_of
-from sglang_dspark.families.mtp.model import ARCHITECTURE as MTP
 from sglang_dspark.families.mtp.model import MTPConfig
 
 if TYPE_CHECKING:

@@ -25,8 +25,9 @@ from sglang_dspark.families.chain.model import (
     chain_fields,
     require_one_layer,
 )
+from sglang_dspark.families.chain.served import EAGLE3
 
-ARCHITECTURE = "LlamaForCausalLMEagle3"
+ARCHITECTURE = EAGLE3
 
 
 def named_layers(raw: Mapping[str, Any]) -> tuple[int, ...] | None:

@@ -25,8 +25,9 @@ from sglang_dspark.families.chain.model import (
     chain_fields,
     require_one_layer,
 )
+from sglang_dspark.families.chain.served import MTP
 
-ARCHITECTURE = "LlamaForCausalLMEagle"
+ARCHITECTURE = MTP
 
 
 @dataclass(frozen=True)
