@@ -128,7 +128,7 @@ def _require_servable(drafter: Path, server: str | None, serve: bool, gamma: int
     if serve and gamma is not None:
         raise DSparkError("--serve takes the drafter's own gamma: leave --gamma out")
     if serve:
-        _require_dspark(drafter)
+        _require_served(drafter)
     _require_gamma(drafter, gamma)
 
 
@@ -138,14 +138,13 @@ def _refuse_options_before(context: typer.Context, command: str) -> None:
         raise DSparkError(f"write {option} behind the command: dspark eval {command} ...")
 
 
-def _require_dspark(drafter: Path) -> None:
+def _require_served(drafter: Path) -> None:
     from sglang_dspark.families.registry import drafter_kind
 
-    kind = drafter_kind(drafter)
-    if kind != "dspark":
+    if drafter_kind(drafter) == "dflash":
         raise DSparkError(
-            f"--serve starts a DSPARK server, {drafter} is a drafter of kind {kind}: start its "
-            "server yourself and give --server URL"
+            f"--serve starts a DSPARK server, {drafter} is a DFlash drafter: convert it (dspark "
+            "models convert), or start its server yourself and give --server URL"
         )
 
 
