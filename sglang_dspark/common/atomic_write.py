@@ -34,6 +34,17 @@ def replacing(path: Path, *, alone: bool = False) -> Iterator[Path]:
         raise
 
 
+def permit_as_new(path: Path) -> None:
+    """Give a file the permissions of any new file of this process.
+
+    safetensors writes files for their owner alone. Others who read a model or a drafter, a
+    container's user for one, would be told that it does not exist.
+    """
+    mask = os.umask(0)  # the only way to read it
+    os.umask(mask)
+    path.chmod(0o666 & ~mask)
+
+
 def replace_text(path: Path, text: str, what: str) -> None:
     """Write the file `path`, a `what`, in UTF-8.
 

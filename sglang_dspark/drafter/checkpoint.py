@@ -17,7 +17,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from sglang_dspark.common.atomic_write import replacing
+from sglang_dspark.common.atomic_write import permit_as_new, replacing
 from sglang_dspark.common.files import brief, fault
 from sglang_dspark.drafter.config import DrafterConfig, read_config, reduction_of, require_computed
 from sglang_dspark.drafter.fields import raw_config, reading_config
@@ -292,6 +292,7 @@ def write_checkpoint(path: Path, tensors: Mapping[str, Tensor], config: Mapping[
             replacing(path / "model.safetensors", alone=True) as weights,
         ):
             save_file({k: v.contiguous() for k, v in tensors.items()}, weights, {"format": "pt"})
+            permit_as_new(weights)
             described.write_text(json.dumps(config, indent=2) + "\n")
     except (OSError, SafetensorError) as error:
         raise DSparkError(

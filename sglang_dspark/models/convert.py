@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from safetensors.numpy import save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
+from sglang_dspark.common.atomic_write import permit_as_new
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.models.source import Progress
 
@@ -53,7 +54,9 @@ def convert(gguf_path: Path, out_dir: Path, progress: Progress) -> None:
         or fields.get("tokenizer.ggml.pre") != "smollm"
     ):
         raise DSparkError(f"{gguf_path} is not SmolLM2 (a Llama model with the smollm tokenizer)")
-    save_file(_weights(reader, fields, progress), out_dir / "model.safetensors", {"format": "pt"})
+    weights = out_dir / "model.safetensors"
+    save_file(_weights(reader, fields, progress), weights, {"format": "pt"})
+    permit_as_new(weights)
     progress("writing tokenizer", 0, 0)
     _write_json(out_dir / "config.json", _config(fields))
     _write_json(out_dir / "generation_config.json", _generation_config(fields))

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from sglang_dspark.common.atomic_write import permit_as_new
 from sglang_dspark.common.files import integer, load_json, reading
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.models.built import built
@@ -150,6 +151,7 @@ def _add_layers(
                 tensors[new] = torch.zeros_like(value) if zero else value
         file = f"deeper-{first // layers + 1:03d}.safetensors"
         save_file(tensors, out / file, {"format": "pt"})
+        permit_as_new(out / file)
         places |= dict.fromkeys(tensors, file)
     return places
 

@@ -12,7 +12,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from sglang_dspark.common.atomic_write import replacing
+from sglang_dspark.common.atomic_write import permit_as_new, replacing
 from sglang_dspark.errors import DSparkError
 
 
@@ -21,6 +21,7 @@ def write_tensors(path: Path, tensors: dict[str, Tensor], meta: dict[str, str]) 
     tensors = {name: tensor.contiguous() for name, tensor in tensors.items()}
     with _whole(path) as temporary:
         save_file(tensors, temporary, meta)
+        permit_as_new(temporary)
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -7,9 +7,12 @@ import os
 from pathlib import Path
 
 import pytest
+import torch
 
 from sglang_dspark.common.atomic_write import replacing
 from sglang_dspark.common.hashes import file_sha256, named_sha256
+from sglang_dspark.drafter.checkpoint import write_checkpoint
+from sglang_dspark.training.files import write_tensors
 
 
 @pytest.mark.parametrize("alone", [False, True])
@@ -65,3 +68,17 @@ def test_hashes_are_of_the_bytes_and_where_asked_of_the_names(tmp_path: Path) ->
     named = hashlib.sha256(b"first" + content + b"second").hexdigest()
     assert named_sha256([first, second]) == named
     assert named_sha256([second, first]) != named
+
+
+@pytest.mark.parametrize("mask", [0o022, 0o027, 0o077])
+def test_files_have_the_permissions_of_new_ones(tmp_path: Path, mask: int) -> None:
+    """safetensors writes files that only their owner reads."""
+    before = os.umask(mask)
+    try:
+        write_checkpoint(tmp_path / "drafter", {"a": torch.ones(2)}, {})
+        write_tensors(tmp_path / "state.safetensors", {"a": torch.ones(2)}, {})
+    finally:
+        os.umask(before)
+    files = [tmp_path / "drafter" / "model.safetensors", tmp_path / "state.safetensors"]
+    assert [file.stat().st_mode & 0o777 for file in files] == [0o666 & ~mask] * 2
+    assert os.umask(before) == before, "reading the mask must not change it"
