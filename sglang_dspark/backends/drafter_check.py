@@ -56,9 +56,10 @@ def _check(server_args: Any, args: Any) -> None:
     if path is None:
         return
     fetched = not Path(drafter).exists()
+    weights = not fetched or any(path.glob("*.safetensors"))
     raw = read_config(path)
     if is_chain(raw):
-        _check_chain(server_args, path, args, raw["architectures"][0])
+        _check_chain(server_args, path, args, raw["architectures"][0], weights=weights)
         return
     _check_moe(path, args)
     _choose_mode(server_args, path, args)
@@ -68,11 +69,13 @@ def _check(server_args: Any, args: Any) -> None:
         block_size=args.speculative_dspark_block_size,
         draft_tokens=args.speculative_num_draft_tokens,
         needs_confidence=_reads_confidence(path),
-        weights=not fetched or any(path.glob("*.safetensors")),
+        weights=weights,
     )
 
 
-def _check_chain(server_args: Any, path: Path, args: Any, architecture: str) -> None:
+def _check_chain(
+    server_args: Any, path: Path, args: Any, architecture: str, *, weights: bool
+) -> None:
     """An Eagle3 or MTP drafter is scheduled on a CPU with one rank, and must fit the target."""
     alternative = (
         f"--speculative-algorithm {ALGORITHMS[architecture]} serves it, and verifies every draft"
@@ -90,9 +93,15 @@ def _check_chain(server_args: Any, path: Path, args: Any, architecture: str) -> 
     _choose_mode(server_args, path, args)
     target = _target(server_args, args)
     if architecture == EAGLE3:
-        require_readable_layers(path, check_eagle3(path, target).target_layer_ids, target)
+        layers = check_eagle3(path, target, weights=weights).target_layer_ids
+        if list(layers) != sorted(set(layers)) or layers[0] < 0:
+            raise DSparkError(
+                f"drafter {path} reads the target's layers {list(layers)}, which SGLang returns "
+                f"once each and in ascending order; {alternative}"
+            )
+        require_readable_layers(path, layers, target)
     else:
-        check_mtp(path, target)
+        check_mtp(path, target, weights=weights)
 
 
 def drafter_folder(args: Any) -> Path | None:

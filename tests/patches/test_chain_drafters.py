@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,6 +27,7 @@ from tests.families.helpers import LAYERS, WIDTH, random_drafter
 
 VOCAB = 40
 FITS = Target("target", WIDTH, VOCAB, 3, "LlamaForCausalLM")
+LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
 USUAL = {"device": "cpu", "tp_size": 1, "model_path": "target"}
 SAVE: dict[str, Callable[..., None]] = {"eagle3": save_eagle3, "mtp": save_mtp}
 
@@ -33,6 +35,13 @@ SAVE: dict[str, Callable[..., None]] = {"eagle3": save_eagle3, "mtp": save_mtp}
 def saved(folder: Path, kind: str) -> Path:
     SAVE[kind](random_drafter(kind, VOCAB, torch.arange(0, VOCAB, 2)), folder)
     return folder
+
+
+def checked(path: Path, monkeypatch: pytest.MonkeyPatch, target: Target = FITS) -> None:
+    """Check the drafter as a start does."""
+    monkeypatch.setattr(drafter_check, "_target", lambda *_: target)
+    monkeypatch.setattr(drafter_check, "_choose_mode", lambda *_: None)
+    drafter_check._check(None, SimpleNamespace(speculative_draft_model_path=str(path), **USUAL))
 
 
 def never(**_: Any) -> Any:
@@ -135,11 +144,8 @@ def test_layers_that_the_target_does_not_return(
 ) -> None:
     path = saved(tmp_path, "eagle3")
     target = Target("target", WIDTH, VOCAB, layers, "LlamaForCausalLM" if layers == 2 else "")
-    monkeypatch.setattr(drafter_check, "_target", lambda *_: target)
-    monkeypatch.setattr(drafter_check, "_choose_mode", lambda *_: None)
-    args = SimpleNamespace(speculative_draft_model_path=str(path), **USUAL)
     with pytest.raises(DSparkError, match=says):
-        drafter_check._check(None, args)
+        checked(path, monkeypatch, target)
 
 
 def test_a_damaged_file_is_refused_before_the_start(
@@ -147,11 +153,8 @@ def test_a_damaged_file_is_refused_before_the_start(
 ) -> None:
     weights = saved(tmp_path, "eagle3") / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-100])
-    monkeypatch.setattr(drafter_check, "_target", lambda *_: FITS)
-    monkeypatch.setattr(drafter_check, "_choose_mode", lambda *_: None)
-    args = SimpleNamespace(speculative_draft_model_path=str(tmp_path), **USUAL)
     with pytest.raises(DSparkError, match="truncated or corrupt"):
-        drafter_check._check(None, args)
+        checked(tmp_path, monkeypatch)
 
 
 def test_new_weights_replace_all_that_was_copied(tmp_path: Path) -> None:
@@ -174,3 +177,45 @@ def test_new_weights_replace_all_that_was_copied(tmp_path: Path) -> None:
     weight_updates.renew_copies(model)
     assert torch.equal(model.drafter.head_weight, head.weight[:4])
     assert torch.equal(model.drafter.embed_weight, head.weight[:VOCAB])
+
+
+@pytest.mark.parametrize(
+    ("kind", "changed", "says"),
+    [
+        ("eagle3", {"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported"),
+        ("mtp", {"attention_bias": True}, "attention_bias True is not supported"),
+        ("eagle3", {"norm_output": True}, "norm_output True is not supported"),
+        ("eagle3", {"eagle_config": {"norm_before_fc": True}}, "norm_before_fc True"),
+        ("eagle3", {"eagle_config": {"use_aux_hidden_state": False}}, "use_aux_hidden_state"),
+        ("mtp", {"sliding_window": 16}, "sliding_window 16"),
+        ("mtp", {"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5"),
+        ("eagle3", {"eagle_config": {LAYER_IDS: [1, 1]}}, "once each and in ascending order"),
+        ("eagle3", {"eagle_config": {LAYER_IDS: [1, 0]}}, "once each and in ascending order"),
+        ("eagle3", {"gamma": None}, None),
+    ],
+)
+def test_what_would_be_misread_is_refused(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str,
+    changed: dict[str, Any],
+    says: str | None,
+) -> None:
+    file = saved(tmp_path, kind) / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | changed))
+    if says is None:
+        checked(tmp_path, monkeypatch)
+        return
+    with pytest.raises(DSparkError, match=says):
+        checked(tmp_path, monkeypatch)
+
+
+def test_weights_that_are_not_here_yet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a Hub id the config alone is fetched before the start."""
+    for kind in ("eagle3", "mtp"):
+        folder = saved(tmp_path / kind, kind)
+        (folder / "model.safetensors").unlink()
+        monkeypatch.setattr(drafter_check, "_fetch_config", lambda *_, folder=folder: folder)
+        checked(Path("somebody/drafter"), monkeypatch)
+        with pytest.raises(DSparkError, match="no safetensors file"):
+            checked(folder, monkeypatch)

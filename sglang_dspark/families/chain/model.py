@@ -88,8 +88,44 @@ class ChainConfig:
         }
 
 
+# Fields of config.json that change what SGLang's classes compute, and the values that do not.
+_NEUTRAL: dict[str, tuple[object, ...]] = {
+    "hidden_act": ("silu",),
+    "attention_bias": (False,),
+    "mlp_bias": (False,),
+    "tie_word_embeddings": (False,),
+    "sliding_window": (),
+    "partial_rotary_factor": (1.0,),
+    "norm_output": (False,),
+    "norm_before_fc": (False,),
+    "fc_norm": (False,),
+}
+
+
+def refuse_unread(raw: Mapping[str, Any]) -> None:
+    """Raise DSparkError for the first field that a chain drafter here does not compute."""
+    eagle = raw.get("eagle_config") or {}
+    for name, allowed in _NEUTRAL.items():
+        for place in (raw, eagle):
+            value = place.get(name)
+            if value is not None and not any(value == each for each in allowed):
+                raise DSparkError(
+                    f"{name} {brief(repr(value), 60)} is not supported; use a drafter of one plain "
+                    "Llama layer, or serve it with SGLang's own algorithm"
+                )
+    if eagle.get("use_aux_hidden_state") is False:
+        raise DSparkError(
+            "use_aux_hidden_state false (no layers' features) is not supported; serve it with "
+            "SGLang's own algorithm"
+        )
+
+
 def chain_fields(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """`ChainConfig`'s fields from a Llama-style config.json; KeyError names what is missing."""
+    """`ChainConfig`'s fields from a Llama-style config.json.
+
+    KeyError names what is missing; DSparkError for what is not computed.
+    """
+    refuse_unread(raw)
     heads = raw["num_attention_heads"]
     return {
         "hidden_size": raw["hidden_size"],
@@ -99,7 +135,7 @@ def chain_fields(raw: Mapping[str, Any]) -> dict[str, Any]:
         "head_dim": raw.get("head_dim") or raw["hidden_size"] // heads,
         "vocab_size": raw["vocab_size"],
         "draft_vocab_size": raw.get("draft_vocab_size") or raw["vocab_size"],
-        "gamma": raw.get("gamma", 1),
+        "gamma": raw.get("gamma") or 1,
         "rms_norm_eps": raw.get("rms_norm_eps", 1e-6),
         "rope_theta": rope_theta(raw),
         "max_position_embeddings": raw.get("max_position_embeddings", 8192),

@@ -50,13 +50,15 @@ def eagle3_of(config: Eagle3Config, tensors: Mapping[str, Tensor]) -> Eagle3Draf
     return drafter.eval()
 
 
-def check_eagle3(path: Path, target: Target) -> Eagle3Config:
+def check_eagle3(path: Path, target: Target, *, weights: bool = True) -> Eagle3Config:
     """Read the config of a drafter for `target`, and check its files without their values.
 
-    Raises DSparkError as `load_eagle3`.
+    weights: False where they are not here yet. Raises DSparkError as `load_eagle3`.
     """
     config = Eagle3Config.from_dir(path, target.num_layers)
     require_sizes(path, config.hidden_size, config.vocab_size, target)
+    if not weights:
+        return config
     stored = _stored_tensors(path)
     ids = stored_draft_ids(stored, config.vocab_size, path, config.draft_vocab_size)
     check_weights(lambda: Eagle3Drafter(config, ids), stored, _stored, path)

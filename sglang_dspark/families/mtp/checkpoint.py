@@ -57,13 +57,15 @@ def mtp_of(config: MTPConfig, tensors: Mapping[str, Tensor]) -> MTPDrafter:
     return drafter.eval()
 
 
-def check_mtp(path: Path, target: Target) -> MTPConfig:
+def check_mtp(path: Path, target: Target, *, weights: bool = True) -> MTPConfig:
     """Read the config of a drafter for `target`, and check its files without their values.
 
-    Raises DSparkError as `load_mtp`.
+    weights: False where they are not here yet. Raises DSparkError as `load_mtp`.
     """
     config = MTPConfig.from_dir(path)
     require_sizes(path, config.hidden_size, config.vocab_size, target)
+    if not weights:
+        return config
     stored = stored_tensors(path)
     ids = stored_draft_ids(stored, config.vocab_size, path, config.draft_vocab_size)
     check_weights(lambda: MTPDrafter(config, ids), stored, _stored, path)
