@@ -3,7 +3,6 @@ engine's proposer: any prompts, chunks, pool rows, cache slots and commits."""
 
 from __future__ import annotations
 
-import itertools
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,9 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from sglang_dspark.backends.cpu.reduced_head import block_uniforms
 from sglang_dspark.drafter.draft_confidence import draft_confidence
 from sglang_dspark.families.chain.proposer import ChainProposer
 from sglang_dspark.step.seeds import Seeds
+from sglang_dspark.verify.seeded import seeded_choice
 from tests.backends.cpu.draft_world import settings
 from tests.backends.cpu.step_world import worker_for
 from tests.families.helpers import WIDTH, random_drafter
@@ -27,7 +28,15 @@ IDS = torch.tensor([i for i in range(VOCAB) if i % 4])
 class World:
     """A worker whose draft model is a random chain drafter, with shuffled rows and slots."""
 
-    def __init__(self, kind: str, ids: Tensor | None) -> None:
+    def __init__(
+        self,
+        kind: str,
+        ids: Tensor | None,
+        dtype: torch.dtype = torch.float32,
+        *,
+        greedy: bool = False,
+    ) -> None:
+        """dtype: of the server's cache and features. greedy: drafts of sampled requests too."""
         from sglang.srt.speculative.dspark_components.dspark_draft import DraftNoise
 
         from sglang_dspark.backends.cpu.chain_draft import ChainDraft
@@ -36,17 +45,21 @@ class World:
         torch.manual_seed(1)
         self.drafter.attach(torch.randn(VOCAB, WIDTH), torch.randn(VOCAB, WIDTH))
         shape = (SLOTS, 2, 16)  # random: what is never written must not be read
-        pool = SimpleNamespace(k_buffer=[torch.randn(shape)], v_buffer=[torch.randn(shape)])
+        pool = SimpleNamespace(
+            k_buffer=[torch.randn(shape).to(dtype)], v_buffer=[torch.randn(shape).to(dtype)]
+        )
+        self.dtype = dtype
         self.table = torch.randperm(SLOTS)[: ROWS * LONGEST].view(ROWS, LONGEST).int()
         table = SimpleNamespace(req_to_token=self.table)
-        noise = DraftNoise(key=3, offset=torch.zeros(1, dtype=torch.int64))
+        self.noise = DraftNoise(key=3, offset=torch.zeros(1, dtype=torch.int64))
         self.model = SimpleNamespace(drafter=self.drafter, context=None)
         worker = worker_for(
             GAMMA,
             draft_model=self.model,
             draft_model_runner=SimpleNamespace(token_to_kv_pool=pool),
             model_runner=SimpleNamespace(req_to_token_pool=table),
-            _proposer=SimpleNamespace(noise=noise),
+            _proposer=SimpleNamespace(noise=self.noise),
+            _greedy_draft=greedy,
             _mask_token_id=0,
         )
         self.draft = ChainDraft(worker)
@@ -56,21 +69,39 @@ class World:
         """Random states of n tokens, as the drafter reads them."""
         return torch.randn(n, self.drafter.state_width)
 
-    def prefill(self, row: int, prompt: Tensor, cuts: list[int], rid: str) -> None:
-        """Prefill a prompt [n] in chunks that end at `cuts`, in both."""
-        states = self.states(len(prompt))
-        edges = [0, *cuts, len(prompt)]
-        for first, end in itertools.pairwise(edges):
+    def prefill(self, rows: list[int], prompts: list[Tensor], chunks: list[list[int]]) -> None:
+        """Prefill prompts [n], in both. chunks: of each batch, how far each prompt has come."""
+        states = [self.states(len(prompt)) for prompt in prompts]
+        done = [0] * len(rows)
+        for ends in [*chunks, [len(prompt) for prompt in prompts]]:
+            some = [r for r in range(len(rows)) if ends[r] > done[r]]
+            spans = [(r, torch.arange(done[r], ends[r])) for r in some]
             batch = SimpleNamespace(
-                input_ids=prompt[first:end],
-                extend_lens=[end - first],
-                req_pool_indices=torch.tensor([row]),
-                reqs=[SimpleNamespace(rid=rid)],
+                input_ids=torch.cat([prompts[r][at] for r, at in spans]),
+                extend_lens=[len(at) for _, at in spans],
+                req_pool_indices=torch.tensor([rows[r] for r in some]),
+                reqs=[SimpleNamespace(rid=f"request {rows[r]}") for r in some],
             )
             self.draft.context.begin_prefill(batch)
-            at = torch.arange(first, end)
-            self.draft.context.prefill(states[first:end], at, self.table[row, at].long())
-        self.expected.prefill(torch.tensor([row]), prompt[None], *[states[None]] * 2)
+            self.draft.context.prefill(
+                torch.cat([states[r][at] for r, at in spans]).to(self.dtype),
+                torch.cat([at for _, at in spans]),
+                torch.cat([self.table[rows[r], at] for r, at in spans]).long(),
+            )
+            done = ends
+        for row, prompt, state in zip(rows, prompts, states, strict=True):
+            self.expected.prefill(torch.tensor([row]), prompt[None], *[state[None]] * 2)
+
+    def assert_context(self, rows: Tensor, lens: Tensor) -> None:
+        """Entries of the text before the anchors are the reference's."""
+        for row, n in zip(rows.tolist(), (lens - 1).tolist(), strict=True):
+            slots, close = self.table[row, :n].long(), 0.05 if self.dtype != torch.float32 else 1e-5
+            for mine, theirs in (
+                (self.draft.context._keys, self.expected.keys),
+                (self.draft.context._values, self.expected.values),
+            ):
+                assert mine.dtype is self.dtype
+                assert torch.allclose(mine[slots].float(), theirs[row, :n], atol=close, rtol=close)
 
     def commit(self, rows: Tensor, lens: Tensor, accepted: Tensor) -> Tensor:
         """Commit a step: the next anchors [R]; lens: [R] positions of the anchors."""
@@ -84,7 +115,12 @@ class World:
         slots = self.table[rows[:, None], places].long()
         self.draft.context.commit(
             Committed(
-                rows, accepted + 1, tokens[kept], places[kept], slots[kept], states[kept].clone()
+                rows,
+                accepted + 1,
+                tokens[kept],
+                places[kept],
+                slots[kept],
+                states[kept].to(self.dtype),
             )
         )
         self.expected.commit(rows, lens, tokens, states, states, accepted)
@@ -96,20 +132,26 @@ def batch_of(rows: Tensor, anchors: Tensor, lens: Tensor, info: Any = None) -> A
     return SimpleNamespace(spec_info=spec, seq_lens=lens, req_pool_indices=rows, sampling_info=info)
 
 
-def started(kind: str, ids: Tensor | None) -> tuple[World, Tensor, Tensor]:
-    """A world with three requests; their rows and lengths."""
-    world = World(kind, ids)
+def started(
+    kind: str, ids: Tensor | None, dtype: torch.dtype = torch.float32, *, greedy: bool = False
+) -> tuple[World, Tensor, Tensor]:
+    """A world with three requests, prefilled together in chunks; their rows and lengths."""
+    world = World(kind, ids, dtype, greedy=greedy)
     rows, lens = torch.tensor([4, 0, 2]), torch.tensor([9, 1, 14])
-    for row, n, cuts in zip(rows.tolist(), lens.tolist(), ([], [], [3, 8]), strict=True):
-        world.prefill(row, torch.randint(VOCAB, (n,)), cuts, f"request {row}")
+    prompts = [torch.randint(VOCAB, (n,)) for n in lens.tolist()]
+    world.prefill(rows.tolist(), prompts, [[4, 0, 3], [9, 0, 8]])
     return world, rows, lens
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("ids", [None, IDS], ids=["all", "reduced"])
 @pytest.mark.parametrize("kind", ["eagle3", "mtp"])
-def test_drafts_are_the_reference_engines(kind: str, ids: Tensor | None) -> None:
-    world, rows, lens = started(kind, ids)
+def test_drafts_are_the_reference_engines(
+    kind: str, ids: Tensor | None, dtype: torch.dtype
+) -> None:
+    world, rows, lens = started(kind, ids, dtype)
     anchors = torch.randint(VOCAB, (3,))
+    world.assert_context(rows, lens)
     for step in range(6):
         depth = 1 + step % GAMMA
         batch = batch_of(rows, anchors, lens)
@@ -118,12 +160,36 @@ def test_drafts_are_the_reference_engines(kind: str, ids: Tensor | None) -> None
         wanted = world.expected.propose(rows, anchors, lens, None, generator).tokens
         block = proposal.draft_block
         assert block.draft_tokens.shape == (3, GAMMA)
-        assert torch.equal(block.draft_tokens[:, :depth], wanted[:, :depth])
+        if dtype is torch.float32:
+            assert torch.equal(block.draft_tokens[:, :depth], wanted[:, :depth])
         assert torch.equal(proposal.draft_block_ids[:, 0], anchors)
         assert proposal.confidence_raw.shape == (3, depth)
         accepted = torch.tensor([step % 3, 0, (step + 1) % 4])
         anchors = world.commit(rows, lens, accepted)
         lens = lens + accepted + 1
+        world.assert_context(rows, lens)
+
+
+def test_a_prompt_that_begins_again_goes_on_with_nothing() -> None:
+    """A retracted request keeps its name, and may have its row again, behind a shorter prefix."""
+    world, rows, lens = started("eagle3", None)
+    row, n = int(rows[2]), int(lens[2]) - 4
+    before = world.draft.context._keys[world.table[row, n - 1].long()].clone()
+    extend(world, row, n, f"request {row}")
+    assert torch.equal(before, world.draft.context._keys[world.table[row, n - 1].long()])
+
+
+def extend(world: World, row: int, first: int, rid: str) -> None:
+    """Prefill three tokens at positions `first` on."""
+    batch = SimpleNamespace(
+        input_ids=torch.randint(VOCAB, (3,)),
+        extend_lens=[3],
+        req_pool_indices=torch.tensor([row]),
+        reqs=[SimpleNamespace(rid=rid)],
+    )
+    world.draft.context.begin_prefill(batch)
+    at = torch.arange(first, first + 3)
+    world.draft.context.prefill(world.states(3), at, world.table[row, at].long())
 
 
 def test_a_row_of_another_request_is_not_gone_on_with() -> None:
@@ -131,15 +197,7 @@ def test_a_row_of_another_request_is_not_gone_on_with() -> None:
     world, rows, lens = started("eagle3", None)
     row, n = int(rows[2]), int(lens[2])
     before = world.draft.context._keys[world.table[row, n - 1].long()].clone()
-    batch = SimpleNamespace(
-        input_ids=torch.randint(VOCAB, (3,)),
-        extend_lens=[3],
-        req_pool_indices=rows[2:],
-        reqs=[SimpleNamespace(rid="another")],
-    )
-    world.draft.context.begin_prefill(batch)
-    at = torch.arange(n, n + 3)
-    world.draft.context.prefill(world.states(3), at, world.table[row, at].long())
+    extend(world, row, n, "another")
     after = world.draft.context._keys[world.table[row, n - 1].long()]
     assert torch.equal(before, after)
 
@@ -175,6 +233,33 @@ def test_drawn_tokens_have_the_distribution_that_acceptance_reads(ids: Tensor | 
     assert torch.allclose(proposal.confidence_raw, spread, atol=1e-4)
 
 
+def test_each_place_has_its_own_uniform_and_logits() -> None:
+    """Tokens are the inverse of the recorded distribution, by the block's own uniforms."""
+    world, rows, lens = started("eagle3", IDS)
+    anchors, info = torch.tensor([7, 8, 9]), settings(torch.tensor([0.7, 1.0, 1.3]))
+    uniforms = block_uniforms(world.noise.key, int(world.noise.offset), (3, GAMMA))
+    block = world.draft.propose(batch_of(rows, anchors, lens, info), None, GAMMA, None).draft_block
+    scale = torch.tensor([0.7, 1.0, 1.3])[:, None, None]
+    sums = torch.softmax(block.corrected_logits.double() / scale, -1).cumsum(-1)
+    expected = (sums > uniforms[..., None] * sums[..., -1:]).int().argmax(-1)
+    assert torch.equal(block.draft_tokens, expected)
+    assert not torch.equal(block.corrected_logits[:, 0], block.corrected_logits[:, 1])
+
+
+@pytest.mark.parametrize("greedy", [True, False])
+def test_requests_that_draft_greedily(greedy: bool) -> None:
+    """Of a server that is told so, or all of a batch by their own settings."""
+    world, rows, lens = started("mtp", IDS, greedy=greedy)
+    anchors = torch.tensor([7, 8, 9])
+    info = settings(torch.ones(3) if greedy else torch.zeros(3))
+    block = world.draft.propose(batch_of(rows, anchors, lens, info), None, 3, None).draft_block
+    plain = world.draft.propose(batch_of(rows, anchors, lens), None, 3, None).draft_block
+    assert block.greedy_draft
+    assert block.corrected_logits is None
+    assert torch.equal(block.draft_tokens, plain.draft_tokens)
+    assert int(world.noise.offset) == 0, "no noise was drawn"
+
+
 def test_a_seed_decides_a_draft_by_its_position() -> None:
     world, rows, lens = started("mtp", IDS)
     anchors, info = torch.tensor([7, 8, 9]), settings(torch.ones(3))
@@ -184,11 +269,12 @@ def test_a_seed_decides_a_draft_by_its_position() -> None:
         for _ in range(8)
     ]
     tokens = torch.stack([block.draft_tokens[:, :3] for block in blocks])  # [8, 3, 3]
-    assert (tokens[:, [0, 2]] == tokens[:1, [0, 2]]).all()
     assert len({tuple(each.tolist()) for each in tokens[:, 1]}) > 1
-    other = Seeds(seeds.rows, seeds.values + 1)
-    changed = world.draft.propose(batch_of(rows, anchors, lens, info), None, 3, other).draft_block
-    assert not torch.equal(changed.draft_tokens[[0, 2], :3], tokens[0, [0, 2]])
+    for place in range(3):
+        probs = torch.softmax(blocks[0].corrected_logits[seeds.rows, place], -1)
+        drawn = seeded_choice(probs, seeds.values, lens[seeds.rows] + place)
+        assert torch.equal(tokens[0, seeds.rows, place], drawn)
+    assert (tokens[:, seeds.rows] == tokens[:1, seeds.rows]).all()
 
 
 def test_invalid_logits_never_choose_a_token_outside_the_vocabulary() -> None:
