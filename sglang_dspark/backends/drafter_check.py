@@ -91,6 +91,7 @@ def _check_chain(
             f"alone; {alternative}"
         )
     _choose_mode(server_args, path, args)
+    _require_positions(server_args, path)
     target = _target(server_args, args)
     if architecture == EAGLE3:
         layers = check_eagle3(path, target, weights=weights).target_layer_ids
@@ -102,6 +103,18 @@ def _check_chain(
         require_readable_layers(path, layers, target)
     else:
         check_mtp(path, target, weights=weights)
+
+
+def _require_positions(server_args: Any, path: Path) -> None:
+    """The drafter must know as many positions as the server; SGLang raises later."""
+    most = read_config(path).get("max_position_embeddings")
+    served = upstream.model_config_of(server_args).context_len
+    allowed = upstream.envs.SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN.get()
+    if isinstance(most, int) and most < served and not allowed:
+        raise DSparkError(
+            f"drafter {path} knows {most} positions (max_position_embeddings), the server has "
+            f"{served}; set --context-length {most}"
+        )
 
 
 def drafter_folder(args: Any) -> Path | None:

@@ -239,7 +239,8 @@ def _drafter_facts(path: Path, args: Any, report: LaunchReport) -> None:
     report.facts["drafter weights"] = _stored(path)
     raw = read_config(path)
     if is_chain(raw):
-        report.facts["drafter"] = f"fits: one layer, run for each of {chain_gamma(raw)} drafts"
+        gamma = args.speculative_dspark_block_size or chain_gamma(raw)
+        report.facts["drafter"] = f"fits: one layer, run for each of {gamma} drafts"
         return
     if architecture_of(raw, path) in OTHER_ARCHITECTURES:
         report.facts["drafter"] = "computed by SGLang alone; its fit is not checked"

@@ -39,11 +39,16 @@ FLOATS = ("F64", "F32", "BF16", "F16")
 _PARTS = frozenset(
     {
         "aux_hidden_norms",
+        "aux_norm_high",
+        "aux_norm_low",
+        "aux_norm_mid",
         "candidate_selector",
         "confidence_head",
         "embed_proj",
         "fc",
+        "fc_norm",
         "hidden_norm",
+        "input_norm",
         "layers",
         "markov_head",
         "midlayer",

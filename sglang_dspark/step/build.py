@@ -215,13 +215,15 @@ def profile_key(worker: Any, device: str, backend: str) -> ProfileKey:
     target, draft = worker.model_runner, worker.draft_model_runner
     parallel = upstream.get_parallel()
     slots = target.req_to_token_pool.req_to_token.shape[0]
+    cache = target.token_to_kv_pool.dtype
+    kept = "" if cache == target.dtype else f", {cache} cache"
     return ProfileKey(
         model=_named(str(target.model_config.model_path)),
         drafter=_named(str(draft.model_config.model_path)),
         dtype=str(target.dtype),
         device=device,
         parallel=f"tp{parallel.tp_size} pp1 dp{parallel.dp_size} ep{parallel.moe_ep_size}",
-        backend=f"{type(target.attn_backend).__name__}, {backend}, {slots} seats",
+        backend=f"{type(target.attn_backend).__name__}, {backend}, {slots} seats{kept}",
         versions=f"sglang {version('sglang')}, torch {version('torch')}, ours {__version__}",
         gamma=int(worker.gamma),
     )

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 pytest.importorskip("sglang")
 
@@ -25,7 +26,7 @@ from sglang_dspark.patches.cpu import chain_drafters
 from sglang_dspark.serving import weight_updates
 from tests.families.helpers import LAYERS, WIDTH, random_drafter
 
-VOCAB = 40
+VOCAB, POSITIONS = 40, 8192
 FITS = Target("target", WIDTH, VOCAB, 3, "LlamaForCausalLM")
 LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
 USUAL = {"device": "cpu", "tp_size": 1, "model_path": "target"}
@@ -37,11 +38,18 @@ def saved(folder: Path, kind: str) -> Path:
     return folder
 
 
-def checked(path: Path, monkeypatch: pytest.MonkeyPatch, target: Target = FITS) -> None:
+def checked(
+    path: Path, monkeypatch: pytest.MonkeyPatch, target: Target = FITS, **arguments: Any
+) -> None:
     """Check the drafter as a start does."""
     monkeypatch.setattr(drafter_check, "_target", lambda *_: target)
-    monkeypatch.setattr(drafter_check, "_choose_mode", lambda *_: None)
-    drafter_check._check(None, SimpleNamespace(speculative_draft_model_path=str(path), **USUAL))
+    chosen: list[Any] = []
+    monkeypatch.setattr(drafter_check, "_choose_mode", lambda *given: chosen.append(given))
+    model = SimpleNamespace(context_len=POSITIONS)
+    monkeypatch.setattr(drafter_check.upstream, "model_config_of", lambda _: model, raising=False)
+    args = USUAL | {"speculative_draft_model_path": str(path)} | arguments
+    drafter_check._check(None, SimpleNamespace(**args))
+    assert chosen, "the mode is chosen before models load"
 
 
 def never(**_: Any) -> Any:
@@ -125,14 +133,11 @@ def test_what_does_not_fit_is_refused(
     says: str | None,
 ) -> None:
     path = saved(tmp_path, kind)
-    monkeypatch.setattr(drafter_check, "_target", lambda *_: target)
-    monkeypatch.setattr(drafter_check, "_choose_mode", lambda *_: None)
-    args = SimpleNamespace(speculative_draft_model_path=str(path), **(USUAL | arguments))
     if says is None:
-        drafter_check._check(None, args)
+        checked(path, monkeypatch, target, **arguments)
         return
     with pytest.raises(DSparkError, match=says) as told:
-        drafter_check._check(None, args)
+        checked(path, monkeypatch, target, **arguments)
     assert str(path) in str(told.value)
 
 
@@ -157,26 +162,56 @@ def test_a_damaged_file_is_refused_before_the_start(
         checked(tmp_path, monkeypatch)
 
 
-def test_new_weights_replace_all_that_was_copied(tmp_path: Path) -> None:
-    """The drafter's own, and the rows of the target's LM head that MTP copies."""
-    first, second = (random_drafter("mtp", VOCAB, torch.arange(4), seed=s) for s in (1, 2))
-    config = SimpleNamespace(architectures=[MTP], to_dict=first.config.to_json)
-    model = ChainModel(config)
+@pytest.mark.parametrize(("kind", "architecture"), [("eagle3", EAGLE3), ("mtp", MTP)])
+def test_new_weights_replace_all_that_was_copied(
+    tmp_path: Path, kind: str, architecture: str
+) -> None:
+    """The drafter's own, a part of them, and the rows of the target's LM head that MTP copies."""
+    first, second = (random_drafter(kind, VOCAB, torch.arange(4, 8), seed=s) for s in (1, 2))
+    raw = first.config.to_json() | {"eagle_config": None}  # names no layers
+    made = SimpleNamespace(architectures=[architecture], to_dict=lambda: raw)
+    if kind == "eagle3":  # three layers, as of a drafter that names none
+        for drafter in (first, second):
+            drafter.fc = torch.nn.Linear(3 * WIDTH, WIDTH, bias=False)
+    model = ChainModel(made)
     for name, module in (("first", first), ("second", second)):
-        save_mtp(module, tmp_path / name)
+        SAVE[kind](module, tmp_path / name, torch.bfloat16)
     head = torch.nn.Embedding(VOCAB + 2, WIDTH)  # padded, as SGLang's is
     model.load_weights(read_tensors(tmp_path / "first").items())
     model.attach_shared_modules(embed_tokens=head, lm_head=head)
+    stored = {
+        name.replace("midlayer.", "model.layers.0."): tensor
+        for name, tensor in read_tensors(tmp_path / "second").items()
+    }
+    model.load_weights(stored.items())
     assert model.drafter is not None
-    model.load_weights(read_tensors(tmp_path / "second").items())
+    assert torch.equal(model.drafter.embed_weight, head.weight[:VOCAB])
+    assert model.drafter.draft_ids.tolist() == [4, 5, 6, 7]
     given = dict(second.named_parameters())
     for name, weight in model.drafter.named_parameters():
-        assert torch.equal(weight, given[name]), name
+        assert weight.dtype is torch.float32
+        assert torch.equal(weight, given[name].bfloat16().float()), name
+    part = next(name for name in stored if name.endswith("mlp.gate_proj.weight"))
+    model.load_weights([(part, torch.ones_like(stored[part]))])
+    assert model.drafter.mlp.gate_proj.weight.eq(1).all()
+    up = model.drafter.mlp.up_proj.weight
+    assert torch.equal(up, given["mlp.up_proj.weight"].bfloat16().float())
     with torch.no_grad():
         head.weight.add_(1.0)
     weight_updates.renew_copies(model)
-    assert torch.equal(model.drafter.head_weight, head.weight[:4])
     assert torch.equal(model.drafter.embed_weight, head.weight[:VOCAB])
+    if kind == "mtp":
+        assert torch.equal(model.drafter.head_weight, head.weight[4:8])
+
+
+@pytest.mark.parametrize("name", ["fc_norm.weight", "input_norm.weight", "aux_norm_mid.weight"])
+def test_norms_that_nothing_reads_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    file = saved(tmp_path, "eagle3") / "model.safetensors"
+    save_file(load_file(file) | {name: torch.ones(WIDTH)}, file)
+    with pytest.raises(DSparkError, match=f"nothing reads the weight {name}"):
+        checked(tmp_path, monkeypatch)
 
 
 @pytest.mark.parametrize(
@@ -191,7 +226,10 @@ def test_new_weights_replace_all_that_was_copied(tmp_path: Path) -> None:
         ("mtp", {"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5"),
         ("eagle3", {"eagle_config": {LAYER_IDS: [1, 1]}}, "once each and in ascending order"),
         ("eagle3", {"eagle_config": {LAYER_IDS: [1, 0]}}, "once each and in ascending order"),
-        ("eagle3", {"gamma": None}, None),
+        ("eagle3", {"use_aux_norm": True}, "use_aux_norm True"),
+        ("eagle3", {"target_hidden_size": 128}, "target_hidden_size 128 beside"),
+        ("mtp", {"max_position_embeddings": 2048}, "set --context-length 2048"),
+        ("eagle3", {"gamma": None, "target_hidden_size": WIDTH}, None),
     ],
 )
 def test_what_would_be_misread_is_refused(

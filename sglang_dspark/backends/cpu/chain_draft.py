@@ -4,8 +4,8 @@ Eagle3 reads features of the target's layers, MTP its last hidden state; both ar
 here. An entry of the context is the pair (token at j, the target's features at j - 1); it has the
 position and the cache slot of j - 1 (families/chain/model.py). So a request whose anchor is at p
 has entries for the slots of 0 .. p - 2, and its features of p - 1 wait for the next draft. In a
-prefix that two requests share, the last entry has the first one's next token: that lowers
-acceptance a little and changes no output.
+prefix that two requests share, the last entry has the first one's next token, or none where that
+request ended there: that lowers acceptance a little and changes no output.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ class ChainContext:
         self._model: ChainModel = worker.draft_model
         pool = runner.token_to_kv_pool
         self._keys, self._values = pool.k_buffer[0], pool.v_buffer[0]  # [slots, Hkv, D]
+        self._dtype, self._stored = pool.dtype, pool.store_dtype  # fp8 is stored as bytes
         self._table = worker.model_runner.req_to_token_pool.req_to_token  # [rows, context] int32
         self._waiting = torch.zeros(len(self._table), self.drafter.state_width)
         self._ends = torch.zeros(len(self._table), dtype=torch.int64)  # behind the features
@@ -91,9 +92,11 @@ class ChainContext:
         slots = self._table[rows, :seen].long()  # [R, T]
         room = (len(rows), seen + depth, *self._keys.shape[1:])
         keys, values = torch.empty(room), torch.empty(room)
-        keys[:, :seen], values[:, :seen] = self._keys[slots], self._values[slots]
         mask = torch.ones(room[:2], dtype=torch.bool)
         mask[:, :seen] = torch.arange(seen) < (lens - 1)[:, None]
+        unseen = ~mask[:, :seen, None, None]  # others' entries: their NaN times 0 is NaN
+        keys[:, :seen] = self._read(self._keys, slots).masked_fill(unseen, 0.0)
+        values[:, :seen] = self._read(self._values, slots).masked_fill(unseen, 0.0)
 
         def attend(query: Tensor, own_keys: Tensor, own_values: Tensor) -> Tensor:
             end = seen + own_keys.shape[1]
@@ -119,8 +122,12 @@ class ChainContext:
 
     def _write(self, tokens: Tensor, features: Tensor, positions: Tensor, slots: Tensor) -> None:
         keys, values = self.drafter.context_kv(tokens, features.float(), positions)
-        self._keys[slots] = keys.to(self._keys.dtype)
-        self._values[slots] = values.to(self._values.dtype)
+        for cache, entries in ((self._keys, keys), (self._values, values)):
+            cache[slots] = entries.to(self._dtype).view(self._stored)
+
+    def _read(self, cache: Tensor, slots: Tensor) -> Tensor:
+        """Entries of slots [...] in float32, [..., Hkv, D]."""
+        return cache[slots].view(self._dtype).float()
 
 
 class ChainDraft:

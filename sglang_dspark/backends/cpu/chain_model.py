@@ -9,6 +9,7 @@ drafter does not have, are in patches/cpu/chain_drafters.py.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,9 +18,9 @@ from torch import Tensor, nn
 from sglang_dspark.drafter.weight_files import bare_name
 from sglang_dspark.families.chain.model import ChainDrafter
 from sglang_dspark.families.chain.served import EAGLE3, MTP
-from sglang_dspark.families.eagle3.checkpoint import eagle3_of
+from sglang_dspark.families.eagle3.checkpoint import eagle3_of, eagle3_tensors
 from sglang_dspark.families.eagle3.model import Eagle3Config, named_layers
-from sglang_dspark.families.mtp.checkpoint import mtp_of
+from sglang_dspark.families.mtp.checkpoint import mtp_of, mtp_tensors
 from sglang_dspark.families.mtp.model import MTPConfig
 
 if TYPE_CHECKING:
@@ -32,9 +33,18 @@ def _eagle3_config(raw: Mapping[str, Any]) -> Eagle3Config:
     return Eagle3Config.from_json(raw, named_layers(raw) or _UNNAMED)
 
 
-_KINDS: dict[str, tuple[Any, Callable[[Any, Mapping[str, Tensor]], ChainDrafter]]] = {
-    EAGLE3: (_eagle3_config, eagle3_of),
-    MTP: (MTPConfig.from_json, mtp_of),
+@dataclass(frozen=True)
+class _Kind:
+    """config, drafter, tensors: of a config.json, of a config and tensors, of a drafter."""
+
+    config: Callable[[Mapping[str, Any]], Any]
+    drafter: Callable[[Any, Mapping[str, Tensor]], ChainDrafter]
+    tensors: Callable[[Any], dict[str, Tensor]]
+
+
+_KINDS = {
+    EAGLE3: _Kind(_eagle3_config, eagle3_of, eagle3_tensors),
+    MTP: _Kind(MTPConfig.from_json, mtp_of, mtp_tensors),
 }
 
 
@@ -54,16 +64,17 @@ class ChainModel(nn.Module):
     def __init__(self, config: Any, quant_config: Any = None, prefix: str = ""):
         """config: of the checkpoint, as Transformers reads it."""
         super().__init__()
-        read, self._drafter_of = _KINDS[config.architectures[0]]
-        self.config = read(config.to_dict())
+        self._kind = _KINDS[config.architectures[0]]
+        self.config = self._kind.config(config.to_dict())
         self.drafter: ChainDrafter | None = None
         self.context: ChainContext | None = None
         self._shared: tuple[Any, Any] | None = None  # the target's embedding and LM head
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        """Read a checkpoint's tensors, at the start and when a running server gets new ones."""
-        tensors = {bare_name(name): tensor for name, tensor in weights}
-        self.drafter = self._drafter_of(self.config, tensors).float()
+        """Read a checkpoint's tensors, or a part of them when a running server gets new ones."""
+        tensors = {} if self.drafter is None else self._kind.tensors(self.drafter)
+        tensors |= {bare_name(name): tensor for name, tensor in weights}
+        self.drafter = self._kind.drafter(self.config, tensors).float()
         self.attach_again()
 
     def attach_shared_modules(self, *, embed_tokens: Any, lm_head: Any) -> None:

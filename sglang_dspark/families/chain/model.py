@@ -99,6 +99,7 @@ _NEUTRAL: dict[str, tuple[object, ...]] = {
     "norm_output": (False,),
     "norm_before_fc": (False,),
     "fc_norm": (False,),
+    "use_aux_norm": (False,),
 }
 
 
@@ -113,6 +114,13 @@ def refuse_unread(raw: Mapping[str, Any]) -> None:
                     f"{name} {brief(repr(value), 60)} is not supported; use a drafter of one plain "
                     "Llama layer, or serve it with SGLang's own algorithm"
                 )
+    wide = raw.get("target_hidden_size")
+    if wide is not None and wide != raw.get("hidden_size"):
+        raise DSparkError(
+            f"target_hidden_size {brief(repr(wide), 40)} beside a hidden_size of "
+            f"{brief(repr(raw.get('hidden_size')), 40)} is not supported; serve it with SGLang's "
+            "own algorithm"
+        )
     if eagle.get("use_aux_hidden_state") is False:
         raise DSparkError(
             "use_aux_hidden_state false (no layers' features) is not supported; serve it with "

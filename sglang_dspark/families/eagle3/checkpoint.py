@@ -29,11 +29,21 @@ def _stored(name: str) -> str:
     return f"{_MIDLAYER}{name}" if name.startswith(_LAYER) else name
 
 
-def save_eagle3(drafter: Eagle3Drafter, path: Path, dtype: torch.dtype = torch.float32) -> None:
-    """Write what SGLang serves as EAGLE3."""
-    tensors = {_stored(k): v.to(dtype) for k, v in drafter.state_dict().items()}
+def eagle3_tensors(drafter: Eagle3Drafter) -> dict[str, Tensor]:
+    """Return a drafter's tensors by their names in a file."""
+    tensors = {_stored(name): tensor for name, tensor in drafter.state_dict().items()}
     if drafter.draft_ids is not None:
         tensors["d2t"] = to_d2t(drafter.draft_ids)
+    return tensors
+
+
+def save_eagle3(drafter: Eagle3Drafter, path: Path, dtype: torch.dtype = torch.float32) -> None:
+    """Write what SGLang serves as EAGLE3."""
+    tensors = {
+        name: tensor.to(dtype) if tensor.is_floating_point() else tensor
+        for name, tensor in eagle3_tensors(drafter).items()
+    }
+    if drafter.draft_ids is not None:
         tensors["t2d"] = to_t2d(drafter.draft_ids, drafter.config.vocab_size)
     write_checkpoint(path, tensors, drafter.config.to_json())
 

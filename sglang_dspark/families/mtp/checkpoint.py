@@ -29,15 +29,24 @@ def _stored(name: str) -> str:
     return name if name.startswith("fc.") else f"layers.0.{name}"
 
 
+def mtp_tensors(drafter: MTPDrafter) -> dict[str, Tensor]:
+    """Return a drafter's tensors by their names in a file."""
+    tensors = {_stored(name): tensor for name, tensor in drafter.state_dict().items()}
+    if drafter.draft_ids is not None:
+        tensors["d2t"] = to_d2t(drafter.draft_ids)
+    return tensors
+
+
 def save_mtp(drafter: MTPDrafter, path: Path, dtype: torch.dtype = torch.float32) -> None:
     """Write what SGLang serves as EAGLE.
 
     With a reduced draft vocabulary, `token_map.pt` beside it is for `--speculative-token-map`
     (SGLang reads no other format there); without that option SGLang drafts over all tokens.
     """
-    tensors = {_stored(k): v.to(dtype) for k, v in drafter.state_dict().items()}
-    if drafter.draft_ids is not None:
-        tensors["d2t"] = to_d2t(drafter.draft_ids)
+    tensors = {
+        name: tensor.to(dtype) if tensor.is_floating_point() else tensor
+        for name, tensor in mtp_tensors(drafter).items()
+    }
     write_checkpoint(path, tensors, drafter.config.to_json())
     if drafter.draft_ids is not None:
         with replacing(Path(path) / TOKEN_MAP, alone=True) as temporary:

@@ -13,6 +13,7 @@ from torch import Tensor
 from sglang_dspark.backends.cpu.reduced_head import block_uniforms
 from sglang_dspark.drafter.draft_confidence import draft_confidence
 from sglang_dspark.families.chain.proposer import ChainProposer
+from sglang_dspark.serving import mode
 from sglang_dspark.step.seeds import Seeds
 from sglang_dspark.verify.seeded import seeded_choice
 from tests.backends.cpu.draft_world import settings
@@ -22,6 +23,8 @@ from tests.families.helpers import WIDTH, random_drafter
 pytest.importorskip("sglang")
 
 VOCAB, GAMMA, ROWS, LONGEST, SLOTS = 60, 4, 6, 48, 400
+FP8 = torch.float8_e5m2
+CLOSE = {torch.float32: 1e-5, torch.bfloat16: 0.05, FP8: 0.3}
 IDS = torch.tensor([i for i in range(VOCAB) if i % 4])
 
 
@@ -45,10 +48,12 @@ class World:
         torch.manual_seed(1)
         self.drafter.attach(torch.randn(VOCAB, WIDTH), torch.randn(VOCAB, WIDTH))
         shape = (SLOTS, 2, 16)  # random: what is never written must not be read
+        stored = torch.uint8 if dtype.itemsize == 1 else dtype
+        buffers = [torch.randn(shape).to(dtype).view(stored) for _ in range(2)]
         pool = SimpleNamespace(
-            k_buffer=[torch.randn(shape).to(dtype)], v_buffer=[torch.randn(shape).to(dtype)]
+            k_buffer=buffers[:1], v_buffer=buffers[1:], dtype=dtype, store_dtype=stored
         )
-        self.dtype = dtype
+        self.dtype, self.features = dtype, torch.float32 if dtype is FP8 else dtype
         self.table = torch.randperm(SLOTS)[: ROWS * LONGEST].view(ROWS, LONGEST).int()
         table = SimpleNamespace(req_to_token=self.table)
         self.noise = DraftNoise(key=3, offset=torch.zeros(1, dtype=torch.int64))
@@ -84,7 +89,7 @@ class World:
             )
             self.draft.context.begin_prefill(batch)
             self.draft.context.prefill(
-                torch.cat([states[r][at] for r, at in spans]).to(self.dtype),
+                torch.cat([states[r][at] for r, at in spans]).to(self.features),
                 torch.cat([at for _, at in spans]),
                 torch.cat([self.table[rows[r], at] for r, at in spans]).long(),
             )
@@ -95,13 +100,13 @@ class World:
     def assert_context(self, rows: Tensor, lens: Tensor) -> None:
         """Entries of the text before the anchors are the reference's."""
         for row, n in zip(rows.tolist(), (lens - 1).tolist(), strict=True):
-            slots, close = self.table[row, :n].long(), 0.05 if self.dtype != torch.float32 else 1e-5
+            slots, close = self.table[row, :n].long(), CLOSE[self.dtype]
             for mine, theirs in (
                 (self.draft.context._keys, self.expected.keys),
                 (self.draft.context._values, self.expected.values),
             ):
-                assert mine.dtype is self.dtype
-                assert torch.allclose(mine[slots].float(), theirs[row, :n], atol=close, rtol=close)
+                found = mine[slots].view(self.dtype).float()
+                assert torch.allclose(found, theirs[row, :n], atol=close, rtol=close)
 
     def commit(self, rows: Tensor, lens: Tensor, accepted: Tensor) -> Tensor:
         """Commit a step: the next anchors [R]; lens: [R] positions of the anchors."""
@@ -120,7 +125,7 @@ class World:
                 tokens[kept],
                 places[kept],
                 slots[kept],
-                states[kept].to(self.dtype),
+                states[kept].to(self.features),
             )
         )
         self.expected.commit(rows, lens, tokens, states, states, accepted)
@@ -143,7 +148,7 @@ def started(
     return world, rows, lens
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, FP8])
 @pytest.mark.parametrize("ids", [None, IDS], ids=["all", "reduced"])
 @pytest.mark.parametrize("kind", ["eagle3", "mtp"])
 def test_drafts_are_the_reference_engines(
@@ -285,3 +290,37 @@ def test_invalid_logits_never_choose_a_token_outside_the_vocabulary() -> None:
     tokens = proposal.draft_block.draft_tokens
     assert ((tokens >= 0) & (tokens < VOCAB)).all()
     assert proposal.confidence_raw.isnan().all()
+
+
+def test_a_request_does_not_read_what_lies_behind_its_context() -> None:
+    """Another request's NaN in a slot of a shorter one's row."""
+    world, rows, lens = started("eagle3", None)
+    anchors = torch.tensor([7, 8, 9])
+    clean = world.draft.propose(batch_of(rows, anchors, lens), None, GAMMA, None)
+    behind = slots_behind(world, rows, lens)
+    world.draft.context._keys[behind] = torch.nan
+    world.draft.context._values[behind] = torch.inf
+    again = world.draft.propose(batch_of(rows, anchors, lens), None, GAMMA, None)
+    assert torch.equal(clean.draft_block.draft_tokens, again.draft_block.draft_tokens)
+    assert torch.equal(clean.confidence_raw, again.confidence_raw)
+
+
+def slots_behind(world: World, rows: Tensor, lens: Tensor) -> Tensor:
+    """Slots of each row from the entry of the anchor on."""
+    parts = [world.table[row, n - 1 :] for row, n in zip(rows.tolist(), lens.tolist(), strict=True)]
+    return torch.cat(parts).long()
+
+
+def test_of_a_prefill_the_last_token_has_no_entry() -> None:
+    world, rows, lens = started("eagle3", None)
+    ends = torch.stack([world.table[r, n - 1] for r, n in zip(rows, lens, strict=True)]).long()
+    world.draft.context._keys[ends] = 5.0
+    world.prefill(rows.tolist(), [torch.randint(VOCAB, (n,)) for n in lens.tolist()], [])
+    assert (world.draft.context._keys[ends] == 5.0).all()
+
+
+def test_without_scheduling_no_confidence_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mode, "estimates_confidence", lambda **_: False)
+    world, rows, lens = started("mtp", None)
+    batch = batch_of(rows, torch.tensor([7, 8, 9]), lens)
+    assert world.draft.propose(batch, None, 2, None).confidence_raw is None

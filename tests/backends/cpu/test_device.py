@@ -14,6 +14,7 @@ pytest.importorskip("sglang")
 from sglang_dspark.backends.cpu import device as device_module
 from sglang_dspark.backends.cpu.accept import accept_rows
 from sglang_dspark.backends.cpu.device import HostDevice
+from sglang_dspark.backends.cpu.ragged_layout import PackedRows
 from tests.backends.cpu.step_world import worker_for
 from tests.step.windows import indptr_of
 
@@ -70,3 +71,30 @@ def test_a_rank_acts_on_the_outcome_of_the_first_one() -> None:
     alone = SimpleNamespace(sync=lambda site, values: values)
     own = accept_rows(ids, lens, starts, logits, block, None, prefix, None, alone)
     assert (own.commit_lens.tolist(), own.out_tokens[0, :2].tolist()) == ([2], [2, 3])
+
+
+def test_a_chain_drafter_is_told_of_prefills_and_of_committed_tokens(device: HostDevice) -> None:
+    """The anchor and accepted drafts of each request; the second one's draft was rejected."""
+    told: list[Any] = []
+    context = SimpleNamespace(begin_prefill=told.append, commit=told.append)
+    device._chain = SimpleNamespace(context=context)  # type: ignore[assignment]
+    device.begin_prefill("batch")
+    rows = PackedRows(np.array([2, 3]), GAMMA + 1)
+    window = SimpleNamespace(
+        verify_ids=torch.arange(10, 15),
+        verify_cache_loc=torch.arange(20, 25),
+        positions=torch.arange(30, 35),
+    )
+    inputs: Any = SimpleNamespace(
+        rules=SimpleNamespace(penalties=None),
+        batch=SimpleNamespace(req_pool_indices=torch.tensor([4, 1])),
+    )
+    verified: Any = SimpleNamespace(rows=(rows, window), hidden=torch.arange(5.0)[:, None])
+    device.commit(inputs, verified, SimpleNamespace(commit_lens=torch.tensor([2, 1])))
+    batch, committed = told
+    assert batch == "batch"
+    assert committed.requests.tolist() == [4, 1]
+    assert committed.tokens.tolist() == [10, 11, 12]
+    assert committed.slots.tolist() == [20, 21, 22]
+    assert committed.positions.tolist() == [30, 31, 32]
+    assert committed.hidden.flatten().tolist() == [0, 1, 2]

@@ -13,7 +13,7 @@ from torch import Tensor
 pytest.importorskip("sglang")
 
 from sglang_dspark.backends.cpu import plain_step
-from sglang_dspark.backends.cpu.context_kv import write_context
+from sglang_dspark.backends.cpu.context_kv import Committed, write_context
 from sglang_dspark.verify.seeded import seeded_choice
 from tests.backends.cpu.test_context_kv import SLOTS, Draft, draft, pool
 from tests.backends.cpu.test_ragged_commit import (
@@ -60,12 +60,18 @@ def test_both_caches_hold_what_plain_decoding_writes(draft: Draft, target: Targe
     lens = torch.tensor(PROMPTS) - 1
     anchors = torch.tensor([text[at] for text, at in zip(texts, lens.tolist(), strict=True)])
 
+    committed: list[Committed] = []
+
+    def write(rows: Committed) -> None:
+        committed.append(rows)
+        write_context(worker, rows)
+
     for _ in range(STEPS):
         published: list[Tensor] = []
         with torch.inference_mode():
-            done = plain_step.run(
-                worker, batch_of(anchors, lens), published.append, partial(write_context, worker)
-            )
+            done = plain_step.run(worker, batch_of(anchors, lens), published.append, write)
+        assert committed[-1].tokens.tolist() == anchors.tolist()
+        assert committed[-1].requests.tolist() == list(ROWS)
         tokens = done.next_token_ids.view(REQUESTS, WIDTH)[:, 0]
         following = [text[at + 1] for text, at in zip(texts, lens.tolist(), strict=True)]
         assert tokens.tolist() == done.next_draft_input.bonus_tokens.tolist() == following
