@@ -54,6 +54,19 @@ def test_the_deeper_target_is_its_own_sweeps(tool: ModuleType) -> None:
     assert tool.rewritten(page, tool.deeper_section(document), tool.DEEPER_MARKS) != page
 
 
+def test_drafters_without_a_head_are_their_own_sweeps(tool: ModuleType) -> None:
+    page, document = tool.SCHEDULER.read_text(), load_json(tool.HEADLESS)
+    assert tool.rewritten(page, tool.headless_section(document), tool.HEADLESS_MARKS) == page
+    row = next(
+        each
+        for each in document["metrics"]["ratios"]
+        if (each["over"], each["under"]) == ("eagle3-scheduled", "plain")
+        and (each["what"], each["level"]) == ("tokens_per_s", 16)
+    )
+    row["low"] -= 0.1
+    assert tool.rewritten(page, tool.headless_section(document), tool.HEADLESS_MARKS) != page
+
+
 def test_the_sampled_sweep_is_its_own_and_sampled(tool: ModuleType) -> None:
     page, document = tool.LOAD.read_text(), load_json(tool.SAMPLED)
     assert "cpu-demo-sampled" in document["command"]

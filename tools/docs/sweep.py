@@ -19,11 +19,13 @@ from sglang_dspark.errors import DSparkError
 
 ROOT = Path(__file__).resolve().parents[2]
 README, LOAD = ROOT / "README.md", ROOT / "docs" / "results-load.md"
+SCHEDULER = ROOT / "docs" / "scheduler.md"
 TARGETS, STABILITY = ROOT / "docs" / "results-targets.md", ROOT / "docs" / "results-stability.md"
 RESULTS = ROOT / "results" / "sweep_cpu.json"
 SAMPLED = ROOT / "results" / "sweep_sampled_cpu.json"
 DEEPER = ROOT / "results" / "sweep_deeper_cpu.json"
 BURST = ROOT / "results" / "sweep_burst_cpu.json"
+HEADLESS = ROOT / "results" / "sweep_headless_cpu.json"
 GOLDEN = ROOT / "results" / "sweep_golden_reduced_cpu.json"
 ARMS = {
     "plain": "plain",
@@ -33,6 +35,11 @@ ARMS = {
     "dspark-static-threshold": "static threshold",
     "dspark": "DSpark",
 }
+HEADLESS_ARMS = {
+    "mtp3": "MTP-3 as SGLang's EAGLE, all verified",
+    "mtp-scheduled": "MTP, scheduled",
+    "eagle3-scheduled": "Eagle3, scheduled",
+}
 SHOWN = (1, 4, 16)  # users of the README's rows; the page has all
 FEW = 4  # users up to which the README states the speed at MTP-1's throughput
 UNDER = ("plain", "mtp1", "dspark-fixed-gamma")
@@ -40,6 +47,7 @@ BEGIN, END = "<!-- results: begin -->", "<!-- results: end -->"
 SAMPLED_MARKS = ("<!-- sampled: begin -->", "<!-- sampled: end -->")
 DEEPER_MARKS = ("<!-- deeper: begin -->", "<!-- deeper: end -->")
 BURST_MARKS = ("<!-- burst: begin -->", "<!-- burst: end -->")
+HEADLESS_MARKS = ("<!-- headless: begin -->", "<!-- headless: end -->")
 GOLDEN_MARKS = ("<!-- golden: begin -->", "<!-- golden: end -->")
 HEAD = (
     "| users at once | plain, tokens/s | MTP-1 | DSpark | over plain | over MTP-1 | verdict |",
@@ -123,6 +131,25 @@ def golden_section(document: Mapping[str, Any]) -> str:
     if not (label := document["metrics"]["label"]):
         raise LookupError("acceptance was measured")
     return "\n".join(_closed_loop(document, GOLDEN, f", {label}"))
+
+
+def headless_section(document: Mapping[str, Any]) -> str:
+    """Write docs/scheduler.md's section: tokens/s of drafters without a head, and over plain."""
+    metrics = document["metrics"]
+    rows = metrics["by_concurrency"]
+    loads = " | ".join(f"{row['concurrency']:.0f}" for row in rows)
+    head = [f"| users, tokens/s and over plain | {loads} |", "|---" * (1 + len(rows)) + "|"]
+    lines = [*_source(document, HEADLESS), "", *head]
+    plain = " | ".join(f"{row['plain']['tokens_per_s']['mid']:.1f}" for row in rows)
+    lines.append(f"| plain | {plain} |")
+    for arm in (name for name in HEADLESS_ARMS if name in rows[0]):
+        cells = []
+        for row in rows:
+            level = ("tokens_per_s", "closed", row["concurrency"])
+            ratio = _ratio(_compared(metrics, "plain", level, over=arm))
+            cells.append(f"{row[arm]['tokens_per_s']['mid']:.1f}: {ratio}")
+        lines.append(f"| {HEADLESS_ARMS[arm]} | {' | '.join(cells)} |")
+    return "\n".join(lines)
 
 
 def burst_section(document: Mapping[str, Any]) -> str:
@@ -246,13 +273,13 @@ def _open_row(metrics: Mapping[str, Any], rate: float) -> str:
 
 
 def _compared(
-    metrics: Mapping[str, Any], under: str, level: tuple[str, str, float]
+    metrics: Mapping[str, Any], under: str, level: tuple[str, str, float], over: str = "dspark"
 ) -> Mapping[str, Any]:
-    """The paired ratio of DSpark over an arm at (what, loop, level)."""
+    """The paired ratio of an arm over another at (what, loop, level)."""
     found: Mapping[str, Any] = next(
         each
         for each in metrics["ratios"]
-        if (each["over"], each["under"]) == ("dspark", under)
+        if (each["over"], each["under"]) == (over, under)
         and (each["what"], each["loop"], each["level"]) == level
     )
     return found
@@ -297,6 +324,7 @@ SECTIONS = (
     Section(LOAD, SAMPLED_MARKS, SAMPLED, sampled_section),
     Section(TARGETS, DEEPER_MARKS, DEEPER, deeper_section),
     Section(TARGETS, GOLDEN_MARKS, GOLDEN, golden_section),
+    Section(SCHEDULER, HEADLESS_MARKS, HEADLESS, headless_section),
     Section(STABILITY, BURST_MARKS, BURST, burst_section),
 )
 
