@@ -223,7 +223,7 @@ def profile_key(worker: Any, device: str, backend: str) -> ProfileKey:
         dtype=str(target.dtype),
         device=device,
         parallel=f"tp{parallel.tp_size} pp1 dp{parallel.dp_size} ep{parallel.moe_ep_size}",
-        backend=f"{type(target.attn_backend).__name__}, {backend}, {slots} seats{kept}",
+        backend=f"{type(target.attn_backend).__name__}, {backend}, {slots} slots{kept}",
         versions=f"sglang {version('sglang')}, torch {version('torch')}, ours {__version__}",
         gamma=int(worker.gamma),
     )

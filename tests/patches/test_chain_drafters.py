@@ -1,4 +1,4 @@
-"""What SGLang's DSPARK reads of a drafter that runs once a token, and which ones are refused."""
+"""Describe drafters that run once a token to SGLang's DSPARK, and refuse those that do not fit."""
 
 from __future__ import annotations
 
@@ -254,6 +254,6 @@ def test_weights_that_are_not_here_yet(tmp_path: Path, monkeypatch: pytest.Monke
         folder = saved(tmp_path / kind, kind)
         (folder / "model.safetensors").unlink()
         monkeypatch.setattr(drafter_check, "_fetch_config", lambda *_, folder=folder: folder)
-        checked(Path("somebody/drafter"), monkeypatch)
+        checked(Path("owner/drafter"), monkeypatch)
         with pytest.raises(DSparkError, match="no safetensors file"):
             checked(folder, monkeypatch)

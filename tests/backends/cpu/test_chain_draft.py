@@ -253,7 +253,7 @@ def test_each_place_has_its_own_uniform_and_logits() -> None:
 
 @pytest.mark.parametrize("greedy", [True, False])
 def test_requests_that_draft_greedily(greedy: bool) -> None:
-    """Of a server that is told so, or all of a batch by their own settings."""
+    """Of a server that is configured so, or all of a batch by their own settings."""
     world, rows, lens = started("mtp", IDS, greedy=greedy)
     anchors = torch.tensor([7, 8, 9])
     info = settings(torch.ones(3) if greedy else torch.zeros(3))
