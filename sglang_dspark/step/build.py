@@ -215,7 +215,7 @@ def profile_key(worker: Any, device: str, backend: str) -> ProfileKey:
     target, draft = worker.model_runner, worker.draft_model_runner
     parallel = upstream.get_parallel()
     slots = target.req_to_token_pool.req_to_token.shape[0]
-    cache = target.token_to_kv_pool.dtype
+    cache = target.kv_cache_dtype
     kept = "" if cache == target.dtype else f", {cache} cache"
     return ProfileKey(
         model=_named(str(target.model_config.model_path)),

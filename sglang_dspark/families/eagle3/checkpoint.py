@@ -8,17 +8,18 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from sglang_dspark.drafter.checkpoint import (
-    built,
-    check_weights,
-    fill_parameters,
-    write_checkpoint,
-)
-from sglang_dspark.drafter.reduced_vocabulary import token_ids
+from sglang_dspark.drafter.checkpoint import write_checkpoint
 from sglang_dspark.drafter.target_fit import Target, require_sizes, target_with
 from sglang_dspark.drafter.weight_files import Stored, bare_name, stored_tensors
+from sglang_dspark.families.chain.checkpoint import (
+    check_stored,
+    drafter_of,
+    read_drafter,
+    rounded,
+    tensors_of,
+)
 from sglang_dspark.families.eagle3.model import Eagle3Config, Eagle3Drafter
-from sglang_dspark.families.vocabulary import stored_draft_ids, to_d2t, to_t2d
+from sglang_dspark.families.vocabulary import to_t2d
 
 _ONE_LAYER, _MIDLAYER = "layers.0.", "midlayer."  # two names of the layer in files
 _LAYER = ("self_attn.", "mlp.", "input_layernorm.", "hidden_norm.", "post_attention_layernorm.")
@@ -31,18 +32,12 @@ def _stored(name: str) -> str:
 
 def eagle3_tensors(drafter: Eagle3Drafter) -> dict[str, Tensor]:
     """Return a drafter's tensors by their names in a file."""
-    tensors = {_stored(name): tensor for name, tensor in drafter.state_dict().items()}
-    if drafter.draft_ids is not None:
-        tensors["d2t"] = to_d2t(drafter.draft_ids)
-    return tensors
+    return tensors_of(drafter, _stored)
 
 
 def save_eagle3(drafter: Eagle3Drafter, path: Path, dtype: torch.dtype = torch.float32) -> None:
     """Write what SGLang serves as EAGLE3."""
-    tensors = {
-        name: tensor.to(dtype) if tensor.is_floating_point() else tensor
-        for name, tensor in eagle3_tensors(drafter).items()
-    }
+    tensors = rounded(eagle3_tensors(drafter), dtype)
     if drafter.draft_ids is not None:
         tensors["t2d"] = to_t2d(drafter.draft_ids, drafter.config.vocab_size)
     write_checkpoint(path, tensors, drafter.config.to_json())
@@ -54,10 +49,7 @@ def eagle3_of(config: Eagle3Config, tensors: Mapping[str, Tensor]) -> Eagle3Draf
     tensors: by their names in the file without prefixes (`bare_name`).
     """
     given = {name.replace(_ONE_LAYER, _MIDLAYER): tensor for name, tensor in tensors.items()}
-    ids = token_ids(given["d2t"].long().flatten(), config.vocab_size) if "d2t" in given else None
-    drafter = Eagle3Drafter(config, ids)
-    fill_parameters(drafter, given, _stored)
-    return drafter.eval()
+    return drafter_of(Eagle3Drafter, config, given, _stored)
 
 
 def check_eagle3(path: Path, target: Target, *, weights: bool = True) -> Eagle3Config:
@@ -65,13 +57,9 @@ def check_eagle3(path: Path, target: Target, *, weights: bool = True) -> Eagle3C
 
     weights: False where they are not here yet. Raises DSparkError as `load_eagle3`.
     """
-    config = Eagle3Config.from_dir(path, target.num_layers)
-    require_sizes(path, config.hidden_size, config.vocab_size, target)
-    if not weights:
-        return config
-    stored = _stored_tensors(path)
-    ids = stored_draft_ids(stored, config.vocab_size, path, config.draft_vocab_size)
-    check_weights(lambda: Eagle3Drafter(config, ids), stored, _stored, path)
+    config = _fitting(path, target)
+    if weights:
+        check_stored(Eagle3Drafter, config, _stored_tensors(path), _stored, path)
     return config
 
 
@@ -83,13 +71,17 @@ def load_eagle3(
     num_layers: of the target, for a config.json that names no layers. Raises DSparkError for a
     missing, damaged or foreign checkpoint and for another target.
     """
-    config = Eagle3Config.from_dir(path, num_layers)
-    require_sizes(path, config.hidden_size, config.vocab_size, target_with(embed_tokens))
-    stored = _stored_tensors(path)
-    ids = stored_draft_ids(stored, config.vocab_size, path, config.draft_vocab_size)
-    drafter = built(lambda: Eagle3Drafter(config, ids), stored, _stored, path)
+    config = _fitting(path, target_with(embed_tokens), num_layers)
+    drafter = read_drafter(Eagle3Drafter, config, _stored_tensors(path), _stored, path)
     drafter.attach(embed_tokens, lm_head)
-    return drafter.eval()
+    return drafter
+
+
+def _fitting(path: Path, target: Target, num_layers: int | None = None) -> Eagle3Config:
+    """Read a config that has the target's sizes."""
+    config = Eagle3Config.from_dir(path, target.num_layers if num_layers is None else num_layers)
+    require_sizes(path, config.hidden_size, config.vocab_size, target)
+    return config
 
 
 def _stored_tensors(path: Path) -> Stored:

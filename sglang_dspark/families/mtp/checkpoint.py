@@ -9,17 +9,17 @@ import torch
 from torch import Tensor
 
 from sglang_dspark.common.atomic_write import replacing
-from sglang_dspark.drafter.checkpoint import (
-    built,
-    check_weights,
-    fill_parameters,
-    write_checkpoint,
-)
-from sglang_dspark.drafter.reduced_vocabulary import token_ids
+from sglang_dspark.drafter.checkpoint import write_checkpoint
 from sglang_dspark.drafter.target_fit import Target, require_sizes, target_with
 from sglang_dspark.drafter.weight_files import stored_tensors
+from sglang_dspark.families.chain.checkpoint import (
+    check_stored,
+    drafter_of,
+    read_drafter,
+    rounded,
+    tensors_of,
+)
 from sglang_dspark.families.mtp.model import MTPConfig, MTPDrafter
-from sglang_dspark.families.vocabulary import stored_draft_ids, to_d2t
 
 TOKEN_MAP = "token_map.pt"
 
@@ -31,10 +31,7 @@ def _stored(name: str) -> str:
 
 def mtp_tensors(drafter: MTPDrafter) -> dict[str, Tensor]:
     """Return a drafter's tensors by their names in a file."""
-    tensors = {_stored(name): tensor for name, tensor in drafter.state_dict().items()}
-    if drafter.draft_ids is not None:
-        tensors["d2t"] = to_d2t(drafter.draft_ids)
-    return tensors
+    return tensors_of(drafter, _stored)
 
 
 def save_mtp(drafter: MTPDrafter, path: Path, dtype: torch.dtype = torch.float32) -> None:
@@ -43,11 +40,7 @@ def save_mtp(drafter: MTPDrafter, path: Path, dtype: torch.dtype = torch.float32
     With a reduced draft vocabulary, `token_map.pt` beside it is for `--speculative-token-map`
     (SGLang reads no other format there); without that option SGLang drafts over all tokens.
     """
-    tensors = {
-        name: tensor.to(dtype) if tensor.is_floating_point() else tensor
-        for name, tensor in mtp_tensors(drafter).items()
-    }
-    write_checkpoint(path, tensors, drafter.config.to_json())
+    write_checkpoint(path, rounded(mtp_tensors(drafter), dtype), drafter.config.to_json())
     if drafter.draft_ids is not None:
         with replacing(Path(path) / TOKEN_MAP, alone=True) as temporary:
             torch.save(drafter.draft_ids.tolist(), temporary)
@@ -58,12 +51,7 @@ def mtp_of(config: MTPConfig, tensors: Mapping[str, Tensor]) -> MTPDrafter:
 
     tensors: by their names in the file without prefixes (`bare_name`).
     """
-    ids = (
-        token_ids(tensors["d2t"].long().flatten(), config.vocab_size) if "d2t" in tensors else None
-    )
-    drafter = MTPDrafter(config, ids)
-    fill_parameters(drafter, tensors, _stored)
-    return drafter.eval()
+    return drafter_of(MTPDrafter, config, tensors, _stored)
 
 
 def check_mtp(path: Path, target: Target, *, weights: bool = True) -> MTPConfig:
@@ -71,13 +59,9 @@ def check_mtp(path: Path, target: Target, *, weights: bool = True) -> MTPConfig:
 
     weights: False where they are not here yet. Raises DSparkError as `load_mtp`.
     """
-    config = MTPConfig.from_dir(path)
-    require_sizes(path, config.hidden_size, config.vocab_size, target)
-    if not weights:
-        return config
-    stored = stored_tensors(path)
-    ids = stored_draft_ids(stored, config.vocab_size, path, config.draft_vocab_size)
-    check_weights(lambda: MTPDrafter(config, ids), stored, _stored, path)
+    config = _fitting(path, target)
+    if weights:
+        check_stored(MTPDrafter, config, stored_tensors(path), _stored, path)
     return config
 
 
@@ -89,10 +73,14 @@ def load_mtp(
     num_layers: of the target; not checked. Raises DSparkError for a missing, damaged or foreign
     checkpoint and for another target.
     """
-    config = MTPConfig.from_dir(path)
-    require_sizes(path, config.hidden_size, config.vocab_size, target_with(embed_tokens))
-    stored = stored_tensors(path)
-    ids = stored_draft_ids(stored, config.vocab_size, path, config.draft_vocab_size)
-    drafter = built(lambda: MTPDrafter(config, ids), stored, _stored, path)
+    config = _fitting(path, target_with(embed_tokens))
+    drafter = read_drafter(MTPDrafter, config, stored_tensors(path), _stored, path)
     drafter.attach(embed_tokens, lm_head)
-    return drafter.eval()
+    return drafter
+
+
+def _fitting(path: Path, target: Target) -> MTPConfig:
+    """Read a config that has the target's sizes."""
+    config = MTPConfig.from_dir(path)
+    require_sizes(path, config.hidden_size, config.vocab_size, target)
+    return config
