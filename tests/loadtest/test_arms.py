@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from sglang_dspark.common.files import load_yaml
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.loadtest.servers.arms import find_arms, load_arm
 from sglang_dspark.loadtest.sweep.config import load_sweep
@@ -21,7 +22,7 @@ SHIPPED = sorted(path.stem for path in FOLDER.glob("*.yaml"))
 
 @pytest.fixture
 def drafters(tmp_path: Path) -> dict[str, Path]:
-    folders = {kind: tmp_path / kind for kind in ("dspark", "mtp")}
+    folders = {kind: tmp_path / kind for kind in ("dspark", "mtp", "eagle3")}
     for folder in folders.values():
         folder.mkdir()
         (folder / "config.json").write_text("{}")
@@ -44,7 +45,7 @@ def test_servers_share_all_but_their_own(
     assert spec.arguments[:4] == ("--device", "cuda", "--mem=1", "--enable-metrics")
     own = [a for a in spec.arguments[4:] if a not in arm.arguments]
     assert all(a.startswith(("--speculative-draft", "--speculative-token")) for a in own)
-    assert len(own) == {None: 0, "dspark": 1, "mtp": 2}[arm.drafter]
+    assert len(own) == {None: 0, "dspark": 1, "eagle3": 1, "mtp": 2}[arm.drafter]
     if arm.config:
         written = Path(spec.environment["SGLANG_DSPARK_CONFIG"])
         assert json.loads(written.read_text()) == arm.config
@@ -97,6 +98,12 @@ def test_a_bad_arm_is_named(tmp_path: Path, text: str, message: str) -> None:
     assert "\n" not in str(raised.value)
 
 
+def trained_drafters() -> set[str]:
+    """Return where the shipped training configurations write drafters."""
+    files = SWEEPS.parent.glob("train/**/*.yaml")
+    return {f"{load_yaml(file)['run_dir']}/drafter" for file in files}
+
+
 @pytest.mark.parametrize("path", sorted(SWEEPS.glob("*.yaml")), ids=lambda path: path.stem)
 def test_every_shipped_sweep_finds_its_arms_and_drafters(path: Path) -> None:
     for smoke in (False, True):
@@ -107,9 +114,11 @@ def test_every_shipped_sweep_finds_its_arms_and_drafters(path: Path) -> None:
             assert load_golden(Path(config.golden))
             assert asked <= set(KINDS)
             continue
-        folders = drafter_folders(config, arms)
-        assert asked == set(folders)
-        assert [bool(gamma_of(arm, folders)) for arm in arms] == [bool(a.drafter) for a in arms]
+        trained = {kind for kind, path in config.drafters.items() if path in trained_drafters()}
+        folders = drafter_folders(config, [arm for arm in arms if arm.drafter not in trained])
+        assert asked - trained == set(folders)
+        drafting = [arm for arm in arms if arm.drafter in folders]
+        assert all(gamma_of(arm, folders) for arm in drafting)
         assert rough_seconds(config, len(arms))[0] > 0
 
 
