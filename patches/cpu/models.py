@@ -68,6 +68,6 @@ def _use_fast_paths(model: Any) -> None:
             module.forward = partial(forwards[theirs], theirs, module)
     if isinstance(model, upstream.DSparkDraftMixin):
         packed_weights.pack_draft(model)
-        weight_methods.adopt_plain_layers(model)
+        weight_methods.adopt_plain_layers(model, shared=("embed_tokens", "lm_head"))
         write = type(model).write_target_hidden_kv
         model.write_target_hidden_kv = partial(context_kv.write_target_hidden_kv, write, model)

@@ -26,6 +26,7 @@ from sglang_dspark.drafter.config import (
 from sglang_dspark.drafter.target_fit import Target
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.experts.sharding import Split, check_split
+from sglang_dspark.extras import SUPPORTED_SGLANG
 from sglang_dspark.families.chain.served import ALGORITHMS, EAGLE3, is_chain
 from sglang_dspark.families.eagle3.checkpoint import check_eagle3
 from sglang_dspark.families.mtp.checkpoint import check_mtp
@@ -34,6 +35,10 @@ from sglang_dspark.serving.checkpoint import require_readable_layers, validate_d
 from sglang_dspark.serving.config import current_config
 
 logger = logging.getLogger(__name__)
+
+# What `configure_aux_hidden_state_capture` calls (sglang/srt/model_executor/
+# model_runner_components/attention_backend_setup.py).
+_FEATURE_HOOKS = ("set_dspark_layers_to_capture", "set_dflash_layers_to_capture")
 
 
 def check_drafter(server_args: Any) -> None:
@@ -63,9 +68,11 @@ def _check(server_args: Any, args: Any) -> None:
         return
     _check_moe(path, args)
     _choose_mode(server_args, path, args)
+    target = _target(server_args, args)
+    _require_features(path, target)
     validate_drafter(
         path,
-        _target(server_args, args),
+        target,
         block_size=args.speculative_dspark_block_size,
         draft_tokens=args.speculative_num_draft_tokens,
         needs_confidence=_reads_confidence(path),
@@ -100,9 +107,21 @@ def _check_chain(
                 f"drafter {path} reads the target's layers {list(layers)}, which SGLang returns "
                 f"once each and in ascending order; {alternative}"
             )
+        _require_features(path, target)
         require_readable_layers(path, layers, target)
     else:
         check_mtp(path, target, weights=weights)
+
+
+def _require_features(path: Path, target: Target) -> None:
+    """Require a hook for the features of layers; SGLang raises when the weights are loaded."""
+    kind = upstream.target_class(target.architecture)
+    if kind is not None and not any(hasattr(kind, hook) for hook in _FEATURE_HOOKS):
+        raise DSparkError(
+            f"drafter {path} reads features of the target's layers, and SGLang {SUPPORTED_SGLANG} "
+            f"returns none for {target.architecture}: the class has neither "
+            f"{' nor '.join(_FEATURE_HOOKS)}; remove --speculative-algorithm"
+        )
 
 
 def _require_positions(server_args: Any, path: Path) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 NAMES: dict[str, tuple[str, ...]] = {  # module -> names; "X as Y": used here as `upstream.Y`
@@ -289,6 +290,23 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(
             f"SGLang has no {path}.{there} any more; run `dspark doctor`"
         ) from None
+
+
+def target_class(architecture: str) -> type[Any] | None:
+    """Return SGLang's model class of an architecture; None for one that is not SGLang's own.
+
+    Imports the module of the class alone: SGLang's registry imports all of them, some 4 s.
+    """
+    external = __getattr__("envs").SGLANG_EXTERNAL_MODEL_PACKAGE.get()  # may have its own
+    if not architecture or external:
+        return None
+    models = import_module("sglang.srt.models")
+    for folder in models.__path__:
+        for file in sorted(Path(folder).glob("*.py")):
+            if f"\nclass {architecture}(" in file.read_text():
+                module = import_module(f"{models.__name__}.{file.stem}")
+                return module.__dict__.get(architecture)
+    return None
 
 
 def other_class(what: str, value: object, *kinds: type) -> str | None:

@@ -33,7 +33,7 @@ HEAVY = (  # what a server imports, and no verdict needs: a second or more of CP
     "sglang.srt.managers.scheduler",
     "sglang.srt.managers.tokenizer_manager",
     "sglang.srt.model_executor.model_runner",
-    "sglang.srt.models",
+    "sglang.srt.models.registry",
     "sglang.srt.speculative.eagle_worker_v2",
     "sglang_dspark.backends.cuda.attach",
     "torch._inductor.compile_fx",
@@ -114,6 +114,8 @@ CASES = (
     Case("Eagle3", True, drafter="eagle3", fact="one layer, run for each of 3 drafts"),
     Case("chain of two ranks", False, "on one rank alone", drafter="eagle3", more="--tp-size 2"),
     Case("MTP of another target", False, "hidden_size is 576", drafter="mtp"),
+    Case("no features", False, "for Qwen2ForCausalLM: the class has neither", target="qwen2"),
+    Case("Gemma3", False, "for Gemma3ForCausalLM: the class has neither", target="gemma3"),
     Case("large target", True, target="large", fact=f"{BIG >> 20} MiB as stored (BF16)"),
     Case("static", False, f"{STARTS}every draft is verified: schedule.mode is static",
          config="schedule: {mode: static}"),
@@ -191,8 +193,18 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copytree(ROOT / "drafters" / "smollm2-135m-mtp1", folder / "mtp")
     save_eagle3(random_drafter("eagle3", 260), folder / "eagle3")
     shutil.copytree(folder / "target", folder / "large")
+    renamed(folder, "qwen2", architectures=["Qwen2ForCausalLM"], model_type="qwen2")
+    gemma3 = {"architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text"}
+    renamed(folder, "gemma3", **gemma3, rope_parameters=None)
     promise_weights(folder / "large" / "model.safetensors")
     return folder
+
+
+def renamed(folder: Path, name: str, **fields: Any) -> None:
+    """Copy the target to folder/name, with other fields in its config.json."""
+    shutil.copytree(folder / "target", folder / name)
+    file = folder / name / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **fields}))
 
 
 def promise_weights(file: Path) -> None:

@@ -22,7 +22,7 @@ SHIPPED = sorted(path.stem for path in FOLDER.glob("*.yaml"))
 
 @pytest.fixture
 def drafters(tmp_path: Path) -> dict[str, Path]:
-    folders = {kind: tmp_path / kind for kind in ("dspark", "mtp", "eagle3")}
+    folders = {kind: tmp_path / kind for kind in ("dspark", "mtp", "eagle3", "dflash")}
     for folder in folders.values():
         folder.mkdir()
         (folder / "config.json").write_text("{}")
@@ -45,7 +45,7 @@ def test_servers_share_all_but_their_own(
     assert spec.arguments[:4] == ("--device", "cuda", "--mem=1", "--enable-metrics")
     own = [a for a in spec.arguments[4:] if a not in arm.arguments]
     assert all(a.startswith(("--speculative-draft", "--speculative-token")) for a in own)
-    assert len(own) == {None: 0, "dspark": 1, "eagle3": 1, "mtp": 2}[arm.drafter]
+    assert len(own) == {None: 0, "dspark": 1, "eagle3": 1, "dflash": 1, "mtp": 2}[arm.drafter]
     if arm.config:
         written = Path(spec.environment["SGLANG_DSPARK_CONFIG"])
         assert json.loads(written.read_text()) == arm.config
@@ -59,7 +59,7 @@ def test_the_chain_of_an_mtp_arm_is_its_number() -> None:
 
 
 def test_what_is_not_there_is_said(drafters: dict[str, Path], tmp_path: Path) -> None:
-    with pytest.raises(DSparkError, match=r"no arm 'mtp2'.*holds dspark, .*mtp1"):
+    with pytest.raises(DSparkError, match=r"no arm 'mtp2'.*holds dflash-scheduled, .*mtp1"):
         find_arms(["mtp2"], FOLDER)
     with pytest.raises(DSparkError, match="named twice"):
         find_arms(["plain", "plain"], FOLDER)
@@ -98,10 +98,10 @@ def test_a_bad_arm_is_named(tmp_path: Path, text: str, message: str) -> None:
     assert "\n" not in str(raised.value)
 
 
-def trained_drafters() -> set[str]:
-    """Return where the shipped training configurations write drafters."""
-    files = SWEEPS.parent.glob("train/**/*.yaml")
-    return {f"{load_yaml(file)['run_dir']}/drafter" for file in files}
+def training_runs() -> set[str]:
+    """Return the directories of the shipped training configurations; drafters are in or next to
+    them."""
+    return {load_yaml(file)["run_dir"] for file in SWEEPS.parent.glob("train/**/*.yaml")}
 
 
 @pytest.mark.parametrize("path", sorted(SWEEPS.glob("*.yaml")), ids=lambda path: path.stem)
@@ -114,7 +114,11 @@ def test_every_shipped_sweep_finds_its_arms_and_drafters(path: Path) -> None:
             assert load_golden(Path(config.golden))
             assert asked <= set(KINDS)
             continue
-        trained = {kind for kind, path in config.drafters.items() if path in trained_drafters()}
+        trained = {
+            kind
+            for kind, path in config.drafters.items()
+            if any(path.startswith(run) for run in training_runs())
+        }
         folders = drafter_folders(config, [arm for arm in arms if arm.drafter not in trained])
         assert asked - trained == set(folders)
         drafting = [arm for arm in arms if arm.drafter in folders]

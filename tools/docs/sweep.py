@@ -39,6 +39,7 @@ HEADLESS_ARMS = {
     "mtp3": "MTP-3 as SGLang's EAGLE, all verified",
     "mtp-scheduled": "MTP, scheduled",
     "eagle3-scheduled": "Eagle3, scheduled",
+    "dflash-scheduled": "DFlash, converted, scheduled",
 }
 SHOWN = (1, 4, 16)  # users of the README's rows; the page has all
 FEW = 4  # users up to which the README states the speed at MTP-1's throughput

@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from sglang_dspark.backends.cpu import linear, packed_weights, weight_methods
+from sglang_dspark.backends.cpu.weight_formats import dense, is_packed, look_up
 from sglang_dspark.drafter.weight_files import bare_name
-from sglang_dspark.families.chain.model import ChainDrafter
+from sglang_dspark.families.chain.model import ChainDrafter, WeightOps
 from sglang_dspark.families.chain.served import EAGLE3, MTP
 from sglang_dspark.families.eagle3.checkpoint import eagle3_of, eagle3_tensors
 from sglang_dspark.families.eagle3.model import Eagle3Config, named_layers
@@ -48,6 +50,9 @@ _KINDS = {
 }
 
 
+_OPS = WeightOps(packed_weights.take_draft_rows, look_up, linear.product)
+
+
 class ChainModel(nn.Module):
     """Draft model of a chain drafter's architecture, with what the worker asks of it.
 
@@ -72,9 +77,13 @@ class ChainModel(nn.Module):
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         """Read a checkpoint's tensors, or a part of them when a running server gets new ones."""
-        tensors = {} if self.drafter is None else self._kind.tensors(self.drafter)
+        held = {} if self.drafter is None else self._kind.tensors(self.drafter)
+        tensors = {name: dense(each) if is_packed(each) else each for name, each in held.items()}
         tensors |= {bare_name(name): tensor for name, tensor in weights}
-        self.drafter = self._kind.drafter(self.config, tensors).float()
+        self.drafter = self._kind.drafter(self.config, tensors).float().requires_grad_(False)
+        packed_weights.pack_chain(self.drafter)
+        weight_methods.adopt_plain_layers(self.drafter)
+        self.drafter.ops = _OPS
         self.attach_again()
 
     def attach_shared_modules(self, *, embed_tokens: Any, lm_head: Any) -> None:

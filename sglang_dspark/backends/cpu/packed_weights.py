@@ -62,6 +62,27 @@ def pack_draft(draft_model: Any) -> None:
     _pack_as_configured(draft_model, draft_model.layers, lambda: _require_draft(draft_model))
 
 
+def pack_chain(drafter: nn.Module) -> None:
+    """Pack the `nn.Linear` layers of a drafter that runs once a token."""
+    layers = [layer for layer in drafter.modules() if type(layer) is nn.Linear]
+    form = _wanted([layer.weight for layer in layers])
+    linear.prepare_for(form)
+    for layer in layers:
+        if form is not FLOAT32 and weight_formats.can_pack(layer.weight, form):
+            layer.weight = nn.Parameter(pack(layer.weight, form), requires_grad=False)
+            setattr(layer, _MARK, True)
+
+
+def take_draft_rows(lm_head: Tensor, ids: Tensor) -> Tensor:
+    """Copy rows of an LM head in its format, float32 as bfloat16: ids [n] int64 -> [n, d].
+
+    A drafter that runs once a token reads them as often. Rounded logits make other drafts, which
+    are verified with the probabilities that they were drawn from."""
+    rows = weight_formats.take_rows(lm_head, ids)
+    packs = linear.why_not() is None and format_of(rows) is FLOAT32
+    return pack(rows, BFLOAT16) if packs and weight_formats.can_pack(rows, BFLOAT16) else rows
+
+
 def packed_copy(weight: Tensor) -> Tensor:
     """Pack a copy of a float32 weight [N, K] (`cpu.weights`); itself if the format cannot."""
     form = _wanted([weight])

@@ -56,13 +56,13 @@ def adopt(model: nn.Module) -> None:
                 module.quant_method = EmbeddingMethod()
 
 
-def adopt_plain_layers(draft_model: nn.Module) -> None:
+def adopt_plain_layers(draft_model: nn.Module, shared: tuple[str, ...] = ()) -> None:
     """Put our kernel into a draft's own `nn.Linear` layers, which call `F.linear` themselves.
 
-    Not into those of the target, which it may share.
+    shared: the names of modules that the draft may share with its target begin so.
     """
     for name, layer in draft_model.named_modules():
-        if type(layer) is nn.Linear and not name.startswith(("embed_tokens", "lm_head")):
+        if type(layer) is nn.Linear and not name.startswith(shared):
             layer.forward = partial(_multiply, layer)  # type: ignore[method-assign]
 
 

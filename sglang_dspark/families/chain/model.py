@@ -159,6 +159,24 @@ def require_one_layer(raw: Mapping[str, Any], kind: str) -> None:
         )
 
 
+def _multiply(x: Tensor, weight: Tensor) -> Tensor:
+    return nn.functional.linear(x.to(weight.dtype), weight).float()
+
+
+@dataclass(frozen=True)
+class WeightOps:
+    """How the target's embedding and LM head are read, which a backend may store in other formats.
+
+    take_rows: (weight [V, d], ids [n] int64) -> weight [n, d] in a format that `multiply` reads.
+    look_up: (weight [V, d], tokens [...] int64) -> [..., d]. multiply: (x [..., d], weight [n, d])
+    -> [..., n] float32.
+    """
+
+    take_rows: Callable[[Tensor, Tensor], Tensor] = Tensor.__getitem__
+    look_up: Callable[[Tensor, Tensor], Tensor] = Tensor.__getitem__
+    multiply: Callable[[Tensor, Tensor], Tensor] = _multiply
+
+
 class ChainAttention(nn.Module):
     """Projections of a Llama attention whose input may be wider than its output."""
 
@@ -214,7 +232,7 @@ class ChainDrafter(nn.Module, ABC):
             raise ValueError(
                 f"{columns} draft tokens, but draft_vocab_size is {config.draft_vocab_size}"
             )
-        self.config = config
+        self.config, self.ops = config, WeightOps()
         self.self_attn = ChainAttention(config, width)
         self.mlp = ChainMLP(config)
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
@@ -244,10 +262,14 @@ class ChainDrafter(nn.Module, ABC):
         d = self.config.hidden_size
         return d * len(self.target_layer_ids) if self.reads_features else d
 
+    def embedded(self, tokens: Tensor) -> Tensor:
+        """Look up tokens [...] -> [..., d]."""
+        return self.ops.look_up(self.embed_weight, tokens)
+
     def context_kv(self, tokens: Tensor, states: Tensor, positions: Tensor) -> ContextKV:
         """Entries (token at j, target's state at j - 1): tokens [...], states [..., w], positions
         [...] of the states -> keys, values [..., Hkv, D]."""
-        _, x = self.enter(self.embed_weight[tokens], self.fuse(states))
+        _, x = self.enter(self.embedded(tokens), self.fuse(states))
         return self.self_attn.keys_values(x, positions)
 
     def unroll(
@@ -262,7 +284,7 @@ class ChainDrafter(nn.Module, ABC):
         keys, values, k = [], [], 0
         while True:
             k += 1
-            residual, x = self.enter(self.embed_weight[token_at(k)][:, None], hidden)
+            residual, x = self.enter(self.embedded(token_at(k))[:, None], hidden)
             at = (positions + (k - 1))[:, None]
             key, value = self.self_attn.keys_values(x, at)
             keys.append(key)

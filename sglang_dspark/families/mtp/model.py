@@ -69,7 +69,8 @@ class MTPDrafter(ChainDrafter):
     def attach(self, embed_tokens: Tensor, lm_head: Tensor) -> None:
         """Share the target's embedding and LM head, both [V, d]; neither is trained or saved."""
         self.embed_weight, full = embed_tokens.detach(), lm_head.detach()
-        self.head_weight = full if self.draft_ids is None else full[self.draft_ids]
+        ids = self.draft_ids
+        self.head_weight = full if ids is None else self.ops.take_rows(full, ids)
 
     def fuse(self, states: Tensor) -> Tensor:
         """The target's last hidden state [..., d], as it is."""
@@ -82,5 +83,4 @@ class MTPDrafter(ChainDrafter):
 
     def logits(self, out: Tensor) -> Tensor:
         """out [..., d] -> [..., V']."""
-        head = self.head_weight
-        return nn.functional.linear(out.to(head.dtype), head).float()
+        return self.ops.multiply(out, self.head_weight)
