@@ -31,7 +31,7 @@ drafter, device and features have been shown.
 | Llama, small with random weights | served | rehearsed |
 | Qwen3 | served with random weights | ran with the shapes of 4B and 0.6B |
 | other classes of SGLang that return the features of layers | untried | untried |
-| Qwen2 and other classes that do not | impossible: SGLang lacks the hook | impossible |
+| Gemma 3, Qwen2 and other classes that do not | refused by name: SGLang lacks the hook | refused |
 | latent attention (MLA) | refused | unscheduled |
 | recurrent state (Mamba, GDN) | refused | unscheduled |
 | DeepSeek-V4 with its own drafter | impossible: CUDA only | rehearsed ([in part](drafters.md)) |
