@@ -97,6 +97,11 @@ def _check_chain(
             f"drafter {path} ({architecture}) runs once a token, which DSPARK does on one rank "
             f"alone; {alternative}"
         )
+    if (args.speculative_draft_load_format or args.load_format) == "dummy":
+        raise DSparkError(
+            f"drafter {path} ({architecture}) has the shape of its file's weights, so DSPARK makes "
+            "up none; remove --load-format dummy, or set --speculative-draft-load-format auto"
+        )
     _choose_mode(server_args, path, args)
     _require_positions(server_args, path)
     target = _target(server_args, args)

@@ -30,7 +30,13 @@ from tests.families.helpers import LAYERS, WIDTH, random_drafter
 VOCAB, POSITIONS = 40, 8192
 FITS = Target("target", WIDTH, VOCAB, 3, "LlamaForCausalLM")
 LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
-USUAL = {"device": "cpu", "tp_size": 1, "model_path": "target"}
+USUAL = {
+    "device": "cpu",
+    "tp_size": 1,
+    "model_path": "target",
+    "load_format": "auto",
+    "speculative_draft_load_format": None,
+}
 SAVE: dict[str, Callable[..., None]] = {"eagle3": save_eagle3, "mtp": save_mtp}
 
 
@@ -121,6 +127,8 @@ def test_the_target_returns_what_the_drafter_reads(
         ({}, FITS, None),
         ({"device": "cuda"}, FITS, "on a CPU alone; --speculative-algorithm EAGLE"),
         ({"tp_size": 2}, FITS, "on one rank alone; --speculative-algorithm EAGLE"),
+        ({"load_format": "dummy"}, FITS, "remove --load-format dummy"),
+        ({"load_format": "dummy", "speculative_draft_load_format": "auto"}, FITS, None),
         ({}, Target("target", 2 * WIDTH, VOCAB, 3, ""), "hidden_size is 64"),
         ({}, Target("target", WIDTH, VOCAB + 1, 3, ""), "vocab_size is 40"),
     ],

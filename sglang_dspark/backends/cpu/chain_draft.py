@@ -94,9 +94,10 @@ class ChainContext:
         keys, values = torch.empty(room), torch.empty(room)
         mask = torch.ones(room[:2], dtype=torch.bool)
         mask[:, :seen] = torch.arange(seen) < (lens - 1)[:, None]
-        unseen = ~mask[:, :seen, None, None]  # others' entries: their NaN times 0 is NaN
-        keys[:, :seen] = self._read(self._keys, slots).masked_fill(unseen, 0.0)
-        values[:, :seen] = self._read(self._values, slots).masked_fill(unseen, 0.0)
+        for all_of, cache in ((keys, self._keys), (values, self._values)):
+            all_of[:, :seen] = self._read(cache, slots)
+            if not mask.all():  # others' entries: their NaN times 0 is NaN
+                all_of[:, :seen].masked_fill_(~mask[:, :seen, None, None], 0.0)
 
         def attend(query: Tensor, own_keys: Tensor, own_values: Tensor) -> Tensor:
             end = seen + own_keys.shape[1]

@@ -188,10 +188,13 @@ class ChainAttention(nn.Module):
         self.v_proj = nn.Linear(width, c.num_kv_heads * c.head_dim, bias=False)
         self.o_proj = nn.Linear(c.num_heads * c.head_dim, c.hidden_size, bias=False)
 
-    def queries(self, x: Tensor, positions: Tensor) -> Tensor:
-        """x [..., width], positions [...] -> rotated queries [..., Hq, D]."""
-        q = self.q_proj(x).view(*x.shape[:-1], self.c.num_heads, self.c.head_dim)
-        return rope(q, positions, self.c.rope_theta)
+    def queries_keys_values(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """x [..., width], positions [...] -> rotated queries [..., Hq, D] and keys, values
+        [..., Hkv, D]."""
+        heads, shape = [self.c.num_heads, self.c.num_kv_heads], (*x.shape[:-1], -1, self.c.head_dim)
+        projected = torch.cat([self.q_proj(x).view(shape), self.k_proj(x).view(shape)], -2)
+        q, k = rope(projected, positions, self.c.rope_theta).split(heads, -2)
+        return q, k, self.v_proj(x).view(shape)
 
     def keys_values(self, x: Tensor, positions: Tensor) -> ContextKV:
         """x [..., width], positions [...] -> rotated keys, values [..., Hkv, D]."""
@@ -286,10 +289,9 @@ class ChainDrafter(nn.Module, ABC):
             k += 1
             residual, x = self.enter(self.embedded(token_at(k))[:, None], hidden)
             at = (positions + (k - 1))[:, None]
-            key, value = self.self_attn.keys_values(x, at)
+            query, key, value = self.self_attn.queries_keys_values(x, at)
             keys.append(key)
             values.append(value)
-            query = self.self_attn.queries(x, at)
             out = attend(query, torch.cat(keys, 1), torch.cat(values, 1))
             residual = residual + self.self_attn.o_proj(out.flatten(-2))
             hidden = residual + self.mlp(self.post_attention_layernorm(residual))
