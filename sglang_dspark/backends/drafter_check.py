@@ -120,8 +120,7 @@ def _check_chain(
 
 def _require_features(path: Path, target: Target) -> None:
     """Require a hook for the features of layers; SGLang raises when the weights are loaded."""
-    kind = upstream.target_class(target.architecture)
-    if kind is not None and not any(hasattr(kind, hook) for hook in _FEATURE_HOOKS):
+    if upstream.lacks_methods(target.architecture, _FEATURE_HOOKS):
         raise DSparkError(
             f"drafter {path} reads features of the target's layers, and SGLang {SUPPORTED_SGLANG} "
             f"returns none for {target.architecture}: the class has neither "

@@ -8,6 +8,7 @@ plugins load, circular.
 from __future__ import annotations
 
 import sys
+from collections.abc import Collection
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -292,21 +293,25 @@ def __getattr__(name: str) -> Any:
         ) from None
 
 
-def target_class(architecture: str) -> type[Any] | None:
-    """Return SGLang's model class of an architecture; None for one that is not SGLang's own.
+def lacks_methods(architecture: str, names: Collection[str]) -> bool:
+    """Return whether SGLang's model class of an architecture has none of the methods.
 
-    Imports the module of the class alone: SGLang's registry imports all of them, some 4 s.
+    False for a class that is not SGLang's own. The class is imported where its file does not
+    mention a name: SGLang's registry imports all models, some 4 s, and one takes half a second.
     """
     external = __getattr__("envs").SGLANG_EXTERNAL_MODEL_PACKAGE.get()  # may have its own
     if not architecture or external:
-        return None
+        return False
     models = import_module("sglang.srt.models")
-    for folder in models.__path__:
-        for file in sorted(Path(folder).glob("*.py")):
-            if f"\nclass {architecture}(" in file.read_text():
-                module = import_module(f"{models.__name__}.{file.stem}")
-                return module.__dict__.get(architecture)
-    return None
+    for file in sorted(file for folder in models.__path__ for file in Path(folder).glob("*.py")):
+        text = file.read_text()
+        if f"\nclass {architecture}(" not in text:
+            continue
+        if any(name in text for name in names):
+            return False
+        found = getattr(import_module(f"{models.__name__}.{file.stem}"), architecture)
+        return not any(hasattr(found, name) for name in names)
+    return False
 
 
 def other_class(what: str, value: object, *kinds: type) -> str | None:

@@ -33,6 +33,7 @@ HEAVY = (  # what a server imports, and no verdict needs: a second or more of CP
     "sglang.srt.managers.scheduler",
     "sglang.srt.managers.tokenizer_manager",
     "sglang.srt.model_executor.model_runner",
+    "sglang.srt.models.llama",
     "sglang.srt.models.registry",
     "sglang.srt.speculative.eagle_worker_v2",
     "sglang_dspark.backends.cuda.attach",
