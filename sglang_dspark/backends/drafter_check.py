@@ -100,7 +100,7 @@ def _check_chain(
     if (args.speculative_draft_load_format or args.load_format) == "dummy":
         raise DSparkError(
             f"drafter {path} ({architecture}) has the shape of its file's weights, so DSPARK makes "
-            "up none; remove --load-format dummy, or set --speculative-draft-load-format auto"
+            "up none; set --speculative-draft-load-format auto"
         )
     _choose_mode(server_args, path, args)
     _require_positions(server_args, path)

@@ -7,11 +7,14 @@ plugins load, circular.
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Collection
 from importlib import import_module
 from pathlib import Path
 from typing import Any
+
+logger = logging.getLogger(__name__)
 
 NAMES: dict[str, tuple[str, ...]] = {  # module -> names; "X as Y": used here as `upstream.Y`
     "sglang.kernels.fused_op": ("BaseFusedOp",),
@@ -309,7 +312,11 @@ def lacks_methods(architecture: str, names: Collection[str]) -> bool:
             continue
         if any(name in text for name in names):
             return False
-        found = getattr(import_module(f"{models.__name__}.{file.stem}"), architecture)
+        try:
+            found = getattr(import_module(f"{models.__name__}.{file.stem}"), architecture)
+        except Exception as error:  # SGLang's registry logs it, and refuses the model
+            logger.debug("%s is not importable: %s", file, error)
+            return False
         return not any(hasattr(found, name) for name in names)
     return False
 

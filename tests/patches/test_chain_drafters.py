@@ -127,7 +127,8 @@ def test_the_target_returns_what_the_drafter_reads(
         ({}, FITS, None),
         ({"device": "cuda"}, FITS, "on a CPU alone; --speculative-algorithm EAGLE"),
         ({"tp_size": 2}, FITS, "on one rank alone; --speculative-algorithm EAGLE"),
-        ({"load_format": "dummy"}, FITS, "remove --load-format dummy"),
+        ({"load_format": "dummy"}, FITS, "set --speculative-draft-load-format auto"),
+        ({"speculative_draft_load_format": "dummy"}, FITS, "makes up none"),
         ({"load_format": "dummy", "speculative_draft_load_format": "auto"}, FITS, None),
         ({}, Target("target", 2 * WIDTH, VOCAB, 3, ""), "hidden_size is 64"),
         ({}, Target("target", WIDTH, VOCAB + 1, 3, ""), "vocab_size is 40"),
@@ -194,7 +195,7 @@ def test_new_weights_replace_all_that_was_copied(
     }
     model.load_weights(stored.items())
     assert model.drafter is not None
-    assert torch.equal(model.drafter.embed_weight, head.weight[:VOCAB])
+    assert torch.equal(model.drafter.embed_weight, head.weight)
     assert model.drafter.draft_ids.tolist() == [4, 5, 6, 7]
     given = dict(second.named_parameters())
     for name, weight in model.drafter.named_parameters():
@@ -207,9 +208,19 @@ def test_new_weights_replace_all_that_was_copied(
     with torch.no_grad():
         head.weight.add_(1.0)
     weight_updates.renew_copies(model)
-    assert torch.equal(model.drafter.embed_weight, head.weight[:VOCAB])
+    assert torch.equal(model.drafter.embed_weight, head.weight)
     if kind == "mtp":
         assert torch.equal(model.drafter.head_weight, head.weight[4:8])
+
+
+def test_a_target_without_features_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Eagle3 reads features of layers; MTP reads the last hidden state of any target."""
+    target = Target("target", WIDTH, VOCAB, 3, "Qwen2ForCausalLM")
+    with pytest.raises(DSparkError, match="the class has neither"):
+        checked(saved(tmp_path / "eagle3", "eagle3"), monkeypatch, target)
+    checked(saved(tmp_path / "mtp", "mtp"), monkeypatch, target)
 
 
 @pytest.mark.parametrize("name", ["fc_norm.weight", "input_norm.weight", "aux_norm_mid.weight"])

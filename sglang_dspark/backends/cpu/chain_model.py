@@ -16,9 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from sglang_dspark.backends.cpu import linear, packed_weights, weight_methods
-from sglang_dspark.backends.cpu.weight_formats import dense, is_packed, look_up
+from sglang_dspark.backends.cpu.weight_formats import PANEL, dense, is_packed, look_up
 from sglang_dspark.drafter.weight_files import bare_name
-from sglang_dspark.families.chain.model import ChainDrafter, WeightOps
+from sglang_dspark.families.chain.model import ChainDrafter, WeightOps, multiply
 from sglang_dspark.families.chain.served import EAGLE3, MTP
 from sglang_dspark.families.eagle3.checkpoint import eagle3_of, eagle3_tensors
 from sglang_dspark.families.eagle3.model import Eagle3Config, named_layers
@@ -50,7 +50,12 @@ _KINDS = {
 }
 
 
-_OPS = WeightOps(packed_weights.take_draft_rows, look_up, linear.product)
+def _multiply(x: Tensor, weight: Tensor) -> Tensor:
+    """Multiply by our kernel; by torch, in the type of the weight, if the kernel cannot read it."""
+    return (linear.product if linear.kernel_of(weight) is not None else multiply)(x, weight)
+
+
+_OPS = WeightOps(packed_weights.take_draft_rows, look_up, _multiply)
 
 
 class ChainModel(nn.Module):
@@ -95,7 +100,8 @@ class ChainModel(nn.Module):
         """Take the rows of the target's LM head that are copied, as they are now."""
         if self.drafter is None or self._shared is None:
             return
-        rows = self.config.vocab_size  # without SGLang's padding
+        # Without most of SGLang's padding, but int8 rows are read in whole panels.
+        rows = -(-self.config.vocab_size // PANEL) * PANEL
         self.drafter.attach(*(each.weight[:rows] for each in self._shared))
 
     def write_target_hidden_kv(

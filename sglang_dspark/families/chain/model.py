@@ -159,7 +159,8 @@ def require_one_layer(raw: Mapping[str, Any], kind: str) -> None:
         )
 
 
-def _multiply(x: Tensor, weight: Tensor) -> Tensor:
+def multiply(x: Tensor, weight: Tensor) -> Tensor:
+    """Multiply x [..., d] with rows [n, d] in the type of the rows -> [..., n] float32."""
     return nn.functional.linear(x.to(weight.dtype), weight).float()
 
 
@@ -174,7 +175,7 @@ class WeightOps:
 
     take_rows: Callable[[Tensor, Tensor], Tensor] = Tensor.__getitem__
     look_up: Callable[[Tensor, Tensor], Tensor] = Tensor.__getitem__
-    multiply: Callable[[Tensor, Tensor], Tensor] = _multiply
+    multiply: Callable[[Tensor, Tensor], Tensor] = multiply
 
 
 class ChainAttention(nn.Module):

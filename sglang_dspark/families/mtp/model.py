@@ -83,4 +83,5 @@ class MTPDrafter(ChainDrafter):
 
     def logits(self, out: Tensor) -> Tensor:
         """out [..., d] -> [..., V']."""
-        return self.ops.multiply(out, self.head_weight)
+        # A backend may attach an LM head with padding behind the vocabulary.
+        return self.ops.multiply(out, self.head_weight)[..., : self.config.draft_vocab_size]

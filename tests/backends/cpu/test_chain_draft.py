@@ -292,9 +292,12 @@ def test_invalid_logits_never_choose_a_token_outside_the_vocabulary() -> None:
     assert proposal.confidence_raw.isnan().all()
 
 
-def test_a_request_does_not_read_what_lies_behind_its_context() -> None:
+@pytest.mark.parametrize("descending", [True, False])
+def test_a_request_does_not_read_what_lies_behind_its_context(descending: bool) -> None:
     """Another request's NaN in a slot of a shorter one's row."""
     world, rows, lens = started("eagle3", None)
+    order = lens.argsort(descending=descending)
+    rows, lens = rows[order], lens[order]
     anchors = torch.tensor([7, 8, 9])
     clean = world.draft.propose(batch_of(rows, anchors, lens), None, GAMMA, None)
     behind = slots_behind(world, rows, lens)

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from sglang_dspark.backends.cpu import attach, csrc, linear
+from sglang_dspark.backends.cpu import attach, csrc, linear, packed_weights
 from sglang_dspark.backends.cpu.weight_formats import (
     BFLOAT16,
     FLOAT32,
@@ -56,9 +56,11 @@ def weights(
     linear.prepare_for.cache_clear()
 
 
-def attached(kind: str, ids: Tensor | None, form: WeightFormat) -> tuple[ChainModel, nn.Module]:
-    """A drafter of bfloat16 numbers, and its target's tied embedding in a format."""
-    drafter = random_drafter(kind, VOCAB, ids).bfloat16().float()
+def attached(
+    kind: str, ids: Tensor | None, form: WeightFormat, vocab: int = VOCAB
+) -> tuple[ChainModel, nn.Module]:
+    """A drafter of bfloat16 numbers, and its target's tied embedding in a format, padded."""
+    drafter = random_drafter(kind, vocab, ids).bfloat16().float()
     raw = drafter.config.to_json()
     name = NAMES[kind]
     model = ChainModel(SimpleNamespace(architectures=[name], to_dict=lambda: raw))
@@ -84,22 +86,33 @@ def drafted(drafter: ChainDrafter) -> list[Tensor]:
         return [drafter.logits(out) for out in islice(steps, 3)]
 
 
-@pytest.mark.parametrize("ids", [None, IDS], ids=["all", "reduced"])
+@pytest.mark.parametrize("vocab", [VOCAB, 125])
+@pytest.mark.parametrize("ids", [None, IDS, IDS[:5]], ids=["all", "reduced", "odd"])
 @pytest.mark.parametrize("kind", ["eagle3", "mtp"])
-def test_logits_are_those_of_the_same_numbers(kind: str, ids: Tensor | None, weights: str) -> None:
+def test_logits_are_those_of_the_same_numbers(
+    kind: str, ids: Tensor | None, vocab: int, weights: str
+) -> None:
     """The target's embedding and head in the configured format, its own layers in theirs."""
     form = FLOAT32 if weights == "auto" else linear.served(FORMATS[weights])
-    model, target = attached(kind, ids, form)
+    model, target = attached(kind, ids, form, vocab)
     served: Any = model.drafter
     tensors = {
         name: dense(each) if format_of(each) else each
         for name, each in TENSORS[kind](served).items()
     }
     reference: Any = MADE[kind](model.config, tensors)
-    embedding = dense(target.weight)  # type: ignore[arg-type]
-    reference.attach(embedding, embedding)
-    if kind == "mtp":
-        reference.head_weight = dense(served.head_weight)
+    embedding = dense(target.weight)[:vocab]  # type: ignore[arg-type]
+    rounded = form is FLOAT32 and ids is not None and len(ids) % 16 == 0
+    reference.attach(embedding, embedding.bfloat16().float() if rounded else embedding)
+    tokens, states = torch.arange(300) % vocab, torch.randn(300, served.state_width)
+    with torch.inference_mode():
+        pairs = zip(
+            served.context_kv(tokens, states, torch.arange(300)),
+            reference.context_kv(tokens, states, torch.arange(300)),
+            strict=True,
+        )
+    for mine, theirs in pairs:
+        torch.testing.assert_close(mine, theirs, rtol=2e-3, atol=2e-3)
     for found, expected in zip(drafted(served), drafted(reference), strict=True):
         torch.testing.assert_close(found, expected, rtol=2e-3, atol=2e-3)
 
@@ -115,6 +128,47 @@ def test_layers_are_stored_as_configured(kind: str, weights: str) -> None:
     else:
         assert format_of(drafter.head_weight) is BFLOAT16
     assert f"{wanted.name} x" in attach._backend(nn.Module(), model).rsplit("/", 1)[1]
+
+
+@pytest.mark.parametrize("kernel", [True, False])
+@pytest.mark.parametrize(("count", "width"), [(32, 64), (60, 64), (32, 48)])
+def test_rows_of_a_head(
+    count: int, width: int, kernel: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Copied in bfloat16 where our kernel reads them so, else as they are."""
+    file = tmp_path / "dspark.json"
+    file.write_text(json.dumps({"cpu": {"matrix_kernel": kernel}}))
+    monkeypatch.setenv(config.CONFIG_VARIABLE, str(file))
+    linear.prepare_for.cache_clear()
+    head, ids = torch.randn(VOCAB, width), torch.randperm(VOCAB)[:count].sort().values
+    rows = packed_weights.take_draft_rows(head, ids)
+    linear.prepare_for.cache_clear()
+    packed = kernel and count % 16 == 0 and width % 32 == 0
+    assert rows.dtype is (torch.bfloat16 if packed else torch.float32)
+    assert torch.equal(rows.float(), head[ids].bfloat16().float() if packed else head[ids])
+
+
+def test_one_layer_of_other_numbers_keeps_all_in_float32(tmp_path: Path) -> None:
+    drafter: Any = random_drafter("mtp", VOCAB).bfloat16().float()
+    drafter.mlp.down_proj.weight.data[0, 0] = 0.1
+    raw = drafter.config.to_json()
+    model = ChainModel(SimpleNamespace(architectures=[MTP], to_dict=lambda: raw))
+    model.load_weights(mtp_tensors(drafter).items())
+    served: Any = model.drafter
+    assert format_of(served.self_attn.q_proj.weight) is FLOAT32
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_head_that_our_kernel_does_not_read(dtype: torch.dtype) -> None:
+    """Of a server that computes in another type."""
+    model, _ = attached("mtp", IDS[:5], FLOAT32)
+    target = nn.Embedding(VOCAB, WIDTH, dtype=dtype)
+    model.attach_shared_modules(embed_tokens=target, lm_head=target)
+    served: Any = model.drafter
+    x = torch.randn(3, WIDTH)
+    expected = (x.to(dtype) @ target.weight[IDS[:5]].T).float()
+    with torch.inference_mode():
+        torch.testing.assert_close(served.logits(x), expected, rtol=0.02, atol=0.05)
 
 
 def test_a_part_of_the_weights_is_exchanged(weights: str) -> None:
