@@ -166,7 +166,7 @@ def multiply(x: Tensor, weight: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class WeightOps:
-    """How the target's embedding and LM head are read, which a backend may store in other formats.
+    """Read the target's embedding and LM head, which a backend may store in other formats.
 
     take_rows: (weight [V, d], ids [n] int64) -> weight [n, d] in a format that `multiply` reads.
     look_up: (weight [V, d], tokens [...] int64) -> [..., d]. multiply: (x [..., d], weight [n, d])
