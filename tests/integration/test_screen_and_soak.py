@@ -129,6 +129,7 @@ def test_one_exchanged_token_is_found(screened: Screened) -> None:
     assert not one.explained
 
 
+@pytest.mark.slow
 def test_half_a_minute_of_mixed_load(drafting: Served, tmp_path: Path) -> None:
     drafting.pool.use(drafting)
     asked = Asked(

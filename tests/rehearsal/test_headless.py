@@ -28,7 +28,7 @@ pytestmark = [pytest.mark.server, pytest.mark.xdist_group("rehearsal")]
 HEADS = {"eager": "rnn", "graphs": "gated"}
 
 
-@pytest.fixture(scope="module", params=HEADS)
+@pytest.fixture(scope="module", params=[pytest.param("eager", marks=pytest.mark.slow), "graphs"])
 def headless(
     pool: ServerPool, pair: tiny_models.TinyPair, request: pytest.FixtureRequest
 ) -> Iterator[Rehearsed]:
