@@ -94,9 +94,10 @@ class ChainContext:
         keys, values = torch.empty(room), torch.empty(room)
         mask = torch.ones(room[:2], dtype=torch.bool)
         mask[:, :seen] = torch.arange(seen) < (lens - 1)[:, None]
+        ragged = not mask.all()
         for all_of, cache in ((keys, self._keys), (values, self._values)):
             all_of[:, :seen] = self._read(cache, slots)
-            if not mask.all():  # others' entries: their NaN times 0 is NaN
+            if ragged:  # others' entries: their NaN times 0 is NaN
                 all_of[:, :seen].masked_fill_(~mask[:, :seen, None, None], 0.0)
 
         def attend(query: Tensor, own_keys: Tensor, own_values: Tensor) -> Tensor:

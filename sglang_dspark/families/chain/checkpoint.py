@@ -1,4 +1,4 @@
-"""What the checkpoints of Eagle3 and MTP have in common: draft ids, checks, tensors in memory.
+"""Read, check and collect the tensors of Eagle3 and MTP checkpoints: the part both share.
 
 name_in_file: a parameter's name -> its name in the file, without prefixes.
 """

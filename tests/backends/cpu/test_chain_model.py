@@ -148,7 +148,7 @@ def test_rows_of_a_head(
     assert torch.equal(rows.float(), head[ids].bfloat16().float() if packed else head[ids])
 
 
-def test_one_layer_of_other_numbers_keeps_all_in_float32(tmp_path: Path) -> None:
+def test_one_layer_of_other_numbers_keeps_all_in_float32() -> None:
     drafter: Any = random_drafter("mtp", VOCAB).bfloat16().float()
     drafter.mlp.down_proj.weight.data[0, 0] = 0.1
     raw = drafter.config.to_json()
