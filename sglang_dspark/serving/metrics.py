@@ -116,7 +116,7 @@ class StepMetrics:
             self._collector.take(finished, self._planner.gamma)
             self._collector.gauges(self._planner, self._calibration)
         if self._log is not None:
-            self._log.write([line_of(each.plan, each.lengths, each.seconds) for each in finished])
+            self._log.write([line_of(f.plan, f.lengths, f.accepted, f.seconds) for f in finished])
 
 
 def reached(lengths: Sequence[Counts], gamma: int) -> Counts:

@@ -9,6 +9,8 @@ all requests have ended, so that no step writes to a file. Fields of a line, whi
     tokens      B = R + drafts verified
     context     tokens of context of all requests together
     depth       drafted positions, 0 without a draft
+    accepted    drafts accepted
+    gain        tokens/s of drafting over plain decoding, as the guard estimated it for the plan
     predicted_s by the table as steps have corrected it
     measured_s  null where a prefill followed, or the draft failed
 """
@@ -27,8 +29,8 @@ from sglang_dspark.schedule.plan import Plan
 logger = logging.getLogger(__name__)
 
 
-def line_of(plan: Plan, lengths: Counts, seconds: float | None) -> str:
-    """Return a step's line. lengths: drafts verified, [R]."""
+def line_of(plan: Plan, lengths: Counts, accepted: Counts, seconds: float | None) -> str:
+    """Return a step's line. lengths, accepted: drafts verified and accepted, [R]."""
     return json.dumps(
         {
             "step": plan.step,
@@ -37,6 +39,8 @@ def line_of(plan: Plan, lengths: Counts, seconds: float | None) -> str:
             "tokens": plan.requests + int(lengths.sum()),
             "context": plan.context,
             "depth": plan.budget.depth,
+            "accepted": int(accepted.sum()),
+            "gain": plan.gain,
             "predicted_s": plan.budget.seconds,
             "measured_s": seconds,
         }

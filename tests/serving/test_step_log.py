@@ -40,11 +40,14 @@ def test_every_step_is_a_line(tmp_path: Path) -> None:
         assert line["tokens"] == 2 + int(step.lengths.sum())
         assert line["depth"] == step.plan.budget.depth
         assert line["context"] == step.plan.context
+        assert line["accepted"] == int(step.accepted.sum())
+        assert line["gain"] == pytest.approx(step.plan.gain)
         assert line["mode"] == step.plan.mode.value
         assert line["predicted_s"] == pytest.approx(step.plan.budget.seconds)
         assert line["measured_s"] == pytest.approx(step.seconds)
     assert lines[5]["measured_s"] is None
     assert any(line["tokens"] > 2 for line in lines)
+    assert any(line["accepted"] for line in lines)
 
 
 def test_lines_are_appended_and_none_comes_twice(tmp_path: Path) -> None:
