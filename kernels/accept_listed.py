@@ -1,21 +1,25 @@
 """Accept sampled drafts on lists of the likeliest tokens, for steps whose requests have cuts.
 
 The rules, settings and outcomes are those of `accept_sampled.py` (rule "token") and
-`accept_block.py` ("block"), which read a row some twenty times to find its cut. Here `torch.topk`
-lists the likeliest tokens of each verified row, and all else happens on the lists: a launch scales
-the rows, one cuts the lists, one judges and draws. Logits are read twice.
+`accept_block.py` ("block"), which read a row some twenty times to find its cut. Here a launch reads
+each verified row twice: for its softmax, and to list its likeliest tokens. All else happens on the
+lists: a launch cuts them, one judges and draws.
 
-A list is complete if the cuts drop a token of it, as they then drop all that it lacks. So a top-k
-below the list's length always completes it; top-p and min-p do in most rows. A request with an
-incomplete list has no outcome here, nor has one with a seed: the operator on whole rows skips the
-requests that `Listed.complete` marks. Both read the same uniforms, and logits alone decide which
-one judges.
+To select L tokens no row is sorted. While a program computes the softmax, each of its lanes keeps
+the maximum of its part of the row. L tokens or more reach the L-th largest of these maxima, and
+seldom many more; where a list's capacity does not hold them, as with many equal tokens, the L-th
+largest token is found exactly (`accept_rows.threshold`). Lists are in the order of token ids, so
+they are the same in every run and on every rank.
+
+A list is complete if the cuts end in it, as they then drop all that it lacks. So a top-k up to L
+always completes it; top-p and min-p do in most rows. A request with an incomplete list has no
+outcome here, nor has one with a seed: the operator on whole rows skips the requests that
+`Listed.complete` marks. Both read the same uniforms, and logits alone decide which one judges.
 
 Of a greedy request top-k must be 1, which makes its list its argmax. Sums are float64, weights
-exp(x / T - max) float32. Of equal weights at a cut the lowest tokens stay, also those that the list
-lacks.
+exp(x / T - max) float32. Of equal weights at a cut the lowest tokens stay.
 
-Extra memory: 200 MiB for a chunk of rows; for each row 12 bytes a listed token and 64.
+Extra memory: for each row 8 bytes a token of capacity and 64.
 """
 
 from __future__ import annotations
@@ -32,20 +36,18 @@ from sglang_dspark.kernels.accept_listed_rows import (
     cut_list,
     drawn,
     list_of,
+    list_row,
     proposed,
     residual,
     row_at,
     setting_of,
 )
-from sglang_dspark.kernels.accept_rows import scaled, softmax
+from sglang_dspark.kernels.accept_rows import softmax, softmax_lanes, softmax_of
 from sglang_dspark.kernels.accept_sampled import GPU, Tiling, empty_outcome
 from sglang_dspark.kernels.accept_verdicts import FINDINGS, carried, windows_of
 from sglang_dspark.kernels.accept_windows import Windows, check
 
-LISTS = (32, 256, 2048)  # tokens of a list: few lengths, as each compiles kernels of its own
-_CHUNK = 200 << 20  # bytes of scaled rows
-_WARPS = 4  # of the launches that read lists
-_TIES = 1024  # tokens read at once where ties are looked up
+LISTS = (32, 256, 2048)  # L: few numbers, as kernels that read lists are compiled for each
 
 
 class Listed(NamedTuple):
@@ -56,12 +58,14 @@ class Listed(NamedTuple):
     complete: Tensor
 
 
-class _Lists(NamedTuple):
-    """findings: [rows, FINDINGS] float64. weights: [rows, listed] float32. tokens: int64."""
+def capacity_of(listed: int) -> int:
+    """Return the tokens that a list has room for: tokens of one logit, or of one lane, come too."""
+    return max(2 * listed, min(4 * listed, 1024))
 
-    findings: Tensor
-    weights: Tensor
-    tokens: Tensor
+
+def warps_of(capacity: int) -> int:
+    """Return the warps of the launches that read lists."""
+    return 4 if capacity <= 1024 else 8
 
 
 def accept_listed_triton(
@@ -80,110 +84,86 @@ def accept_listed_triton(
     powers of two. Raises ValueError on arguments that do not fit.
     """
     check(given)
-    _check_lists(given, rule)
-    requests, device = len(given.drafts), given.drafts.device
+    if rule not in ("block", "token"):
+        raise ValueError(f'accept: rule must be "block" or "token", found {rule!r}')
+    if given.skipped is not None:
+        raise ValueError("accept: lists skip requests with a seed alone, leave skipped out")
+    (requests, gamma), device = given.drafts.shape, given.drafts.device
     complete = torch.empty(requests, dtype=torch.uint8, device=device)
     kept = Listed(*empty_outcome(requests, device), complete.view(torch.bool))
     if requests == 0:
         return kept
     vocab = given.logits.shape[1]
-    needed = vocab if most is None else min(most + 1, vocab)
-    tier = next((each for each in lists_of if each >= needed), lists_of[-1])
-    lists = _empty_lists(rows, min(tier, vocab), device)
-    ends = (given.lengths.clamp(0, given.drafts.shape[1]) + 1).cumsum(0)  # [R] int64
-    _list(given, ends, lists, tier, how)
-    _keep_kernel[(triton.cdiv(requests, how.requests),)](
-        *_operands(given), ends, *lists, *kept[:2], complete, total=rows,
-        **_sizes(given, how, lists), tier=tier,
-        whole=rule == "block" and given.draft_logits is not None, num_warps=_WARPS,
-    )  # fmt: skip
+    needed = vocab if most is None else min(most, vocab)
+    listed = next((each for each in lists_of if each >= needed), lists_of[-1])
+    columns = triton.next_power_of_2(vocab)
+    capacity = min(capacity_of(listed), columns)
+    findings = torch.empty((rows, FINDINGS), dtype=torch.float64, device=device)
+    lists = (
+        torch.empty((rows, capacity), dtype=torch.float32, device=device),
+        torch.empty((rows, capacity), dtype=torch.int32, device=device),
+    )
+    ends = (given.lengths.clamp(0, gamma) + 1).cumsum(0)  # [R] int64
+    operands = (*given.operands()[:13], ends, findings, *lists)
+    sizes = _sizes(given, how, rows, capacity)
+    groups, whole = triton.cdiv(requests, how.requests), given.draft_logits is not None
+    # Twice as many lanes as tokens listed, or a lane for each token.
+    block = min(max(how.block, 2 * listed), columns)
+    sides = 2 if whole else 1  # the target's rows, the drafter's
+    _list_kernel[(groups, gamma + 1, sides)](
+        *operands, **sizes, listed=listed, block=block, num_warps=how.num_warps
+    )
+    warps = warps_of(capacity)
+    _cut_kernel[(groups, gamma + 1)](*operands, **sizes, num_warps=warps)
+    _keep_kernel[(groups,)](
+        *operands, *kept[:2], complete, **sizes, whole=rule == "block" and whole, num_warps=warps
+    )
     return kept
 
 
-def _list(given: Windows, ends: Tensor, lists: _Lists, tier: int, how: Tiling) -> None:
-    """Fill the lists, as many rows at once as a chunk holds."""
-    requests, gamma = given.drafts.shape
-    vocab, (rows, listed) = given.logits.shape[1], lists.tokens.shape
-    together = max(min(_CHUNK // (4 * vocab), rows), 1)
-    scaled_rows = torch.empty((together, vocab), dtype=torch.float32, device=ends.device)
-    grid = triton.cdiv(requests, how.requests), gamma + 1
-    sides = 1 if given.draft_logits is None else 2  # the target's rows, the drafter's
-    sizes, block = _sizes(given, how, lists), min(how.block, triton.next_power_of_2(vocab))
-    for begin in range(0, rows, together):
-        part = slice(begin, min(begin + together, rows))
-        chunk = scaled_rows[: part.stop - begin]
-        of_chunk = {"begin": begin, "count": len(chunk), "total": rows}
-        _scale_kernel[(*grid, sides)](
-            *_operands(given), ends, chunk, lists.findings, **of_chunk, **sizes,
-            block=block, num_warps=how.num_warps,
-        )  # fmt: skip
-        torch.topk(chunk, listed, dim=1, out=(lists.weights[part], lists.tokens[part]))
-        _cut_kernel[grid](
-            *_operands(given), ends, chunk, *lists, **of_chunk, **sizes,
-            tier=tier, block=min(block, _TIES), num_warps=_WARPS,
-        )  # fmt: skip
-
-
-def _empty_lists(rows: int, listed: int, device: torch.device) -> _Lists:
-    return _Lists(
-        torch.empty((rows, FINDINGS), dtype=torch.float64, device=device),
-        torch.empty((rows, listed), dtype=torch.float32, device=device),
-        torch.empty((rows, listed), dtype=torch.int64, device=device),
-    )
-
-
-def _check_lists(given: Windows, rule: str) -> None:
-    if rule not in ("block", "token"):
-        raise ValueError(f'accept: rule must be "block" or "token", found {rule!r}')
-    if given.skipped is not None:
-        raise ValueError("accept: lists skip requests with a seed alone, leave skipped out")
-
-
-def _operands(given: Windows) -> tuple[Tensor | None, ...]:
-    """In the order of the kernels' parameters."""
-    return given.operands()[:13]
-
-
-def _sizes(given: Windows, how: Tiling, lists: _Lists) -> dict[str, int]:
+def _sizes(given: Windows, how: Tiling, rows: int, capacity: int) -> dict[str, int]:
     requests, gamma = given.drafts.shape
     strides = (0, 0) if given.draft_logits is None else given.draft_logits.stride()[:2]
     return {
+        "total": rows,
         "requests": requests,
         "gamma": gamma,
         "vocab": given.logits.shape[1],
         "row_stride": given.logits.stride(0),
         "draft_stride": strides[0],
         "draft_row_stride": strides[1],
-        "listed": lists.tokens.shape[1],
         "rows": how.requests,
+        "capacity": capacity,
     }
 
 
-@triton.jit(do_not_specialize=["requests", "begin", "count", "total"])
-def _scale_kernel(
+@triton.jit(do_not_specialize=["requests", "total", "capacity", "listed"])
+def _list_kernel(
     drafts, lengths, logits, temperatures, accept_uniforms, bonus_uniforms,
     top_k, top_p, min_p, draft_logits, draft_temperatures, greedy, seeded,
-    ends, read, findings, begin, count, total, requests, gamma, vocab,
-    row_stride, draft_stride, draft_row_stride, listed, rows: tl.constexpr, block: tl.constexpr,
+    ends, findings, weights, tokens, total, requests, gamma, vocab,
+    row_stride, draft_stride, draft_row_stride, capacity, listed,
+    rows: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
-    """Of each verified row: x / T to `read`, the sum of w; max and 1 / sum of its draft's row."""
+    """List the likeliest tokens of each verified row; note the sum of w, and max and 1 / sum of its
+    draft's row."""
     place = tl.program_id(1)
     r, length = windows_of(lengths, seeded, tl.program_id(0), requests, gamma, rows)
     at = row_at(ends, r, length, place, total)
-    active = (place <= length) & (at >= begin) & (at < begin + count)
     drafter = tl.program_id(2) == 1
-    active &= (place < length) | ~drafter
+    active = (place < length) | ((place == length) & ~drafter)
     if tl.max(active.to(tl.int32), 0) > 0:
         if not drafter:
             temperature = setting_of(temperatures, greedy, r, active)
             base = (r * (gamma + 1) + place) * row_stride
-            _, mass, _ = softmax(logits, base, active, temperature, vocab, rows, block)
+            tops, _firsts, sums = softmax_lanes(
+                logits, base, active, temperature, vocab, rows, block
+            )
+            top, mass = softmax_of(tops, sums)
             tl.store(findings + at * 8, mass, mask=active)
-            for tile in range(0, vocab, block):
-                x = scaled(logits, base, active, temperature, tile, vocab, block)
-                token = tile + tl.arange(0, block)[None, :]
-                to = read + (at - begin)[:, None] * vocab + token
-                tl.store(to, x, mask=active[:, None] & (token < vocab))
+            row = (logits, base, temperature, top, vocab)
+            lists = (weights, tokens, capacity)
+            list_row(row, lists, findings, at, active, tops, listed, rows, block)
         elif draft_logits is not None:
             temperature = setting_of(draft_temperatures, greedy, r, active)
             base = r * draft_stride + place * draft_row_stride
@@ -192,28 +172,24 @@ def _scale_kernel(
             tl.store(findings + at * 8 + 2, 1.0 / mass, mask=active)
 
 
-@triton.jit(do_not_specialize=["requests", "begin", "count", "total"])
+@triton.jit(do_not_specialize=["requests", "total"])
 def _cut_kernel(
     drafts, lengths, logits, temperatures, accept_uniforms, bonus_uniforms,
     top_k, top_p, min_p, draft_logits, draft_temperatures, greedy, seeded,
-    ends, read, findings, weights, tokens, begin, count, total, requests, gamma, vocab,
-    row_stride, draft_stride, draft_row_stride, listed,
-    rows: tl.constexpr, tier: tl.constexpr, block: tl.constexpr,
+    ends, findings, weights, tokens, total, requests, gamma, vocab,
+    row_stride, draft_stride, draft_row_stride, rows: tl.constexpr, capacity: tl.constexpr,
 ):  # fmt: skip
     """Cut each list; note what its draft has of the target's distribution and of the drafter's."""
     place = tl.program_id(1)
     r, length = windows_of(lengths, seeded, tl.program_id(0), requests, gamma, rows)
     at = row_at(ends, r, length, place, total)
-    active = (place <= length) & (at >= begin) & (at < begin + count)
+    active = place <= length
     if tl.max(active.to(tl.int32), 0) > 0:
-        cut_list(
-            (read, begin, vocab), findings, weights, tokens, (top_k, top_p, min_p),
-            r, at, active, listed, rows, tier, block,
-        )  # fmt: skip
+        cut_list(findings, weights, (top_k, top_p, min_p), r, at, active, rows, capacity)
         tl.debug_barrier()  # lists and findings are written before they are read
         verified = active & (place < length)
         drafted = tl.load(drafts + r * gamma + place, mask=verified, other=2147483647)[:, None]
-        token, p = list_of((findings, weights, tokens, listed), at, active, tier)
+        token, p = list_of((findings, weights, tokens), at, active, capacity)
         wanted = tl.sum(tl.where(token == drafted, p, 0.0), 1)
         given = wanted * 0 + 1.0  # of an argmax
         if draft_logits is not None:
@@ -228,12 +204,12 @@ def _keep_kernel(
     drafts, lengths, logits, temperatures, accept_uniforms, bonus_uniforms,
     top_k, top_p, min_p, draft_logits, draft_temperatures, greedy, seeded,
     ends, findings, weights, tokens, accepted, bonus, complete, total, requests, gamma, vocab,
-    row_stride, draft_stride, draft_row_stride, listed,
-    rows: tl.constexpr, tier: tl.constexpr, whole: tl.constexpr,
+    row_stride, draft_stride, draft_row_stride,
+    rows: tl.constexpr, capacity: tl.constexpr, whole: tl.constexpr,
 ):  # fmt: skip
     """Walk each window and draw the token behind the drafts that are kept. whole: by block."""
     r, length = windows_of(lengths, seeded, tl.program_id(0), requests, gamma, rows)
-    lists = (findings, weights, tokens, listed)
+    lists = (findings, weights, tokens)
     draft = (draft_logits, draft_temperatures, greedy, draft_stride, draft_row_stride)
     taken, running = tl.zeros([rows], tl.int32), length >= 0
     chance = tl.full([rows], 1.0, tl.float64)  # p_i
@@ -247,8 +223,9 @@ def _keep_kernel(
         if whole:
             chance = carried(chance, wanted, given, verified)
             kept = _kept(
-                lists, draft, drafts, ends, r, length, place, total, chance, uniform, gamma, tier
-            )
+                lists, draft, drafts, ends, r, length, place, total, chance, uniform, gamma,
+                capacity,
+            )  # fmt: skip
             taken = tl.where(kept, place + 1, taken)
             share = tl.where(kept, chance, share)
         else:
@@ -256,7 +233,7 @@ def _keep_kernel(
             taken += running.to(tl.int32)
     at = row_at(ends, r, length, taken, total)
     token = drawn(
-        lists, draft, drafts, bonus_uniforms, r, taken, length, at, share, gamma, vocab, tier
+        lists, draft, drafts, bonus_uniforms, r, taken, length, at, share, gamma, capacity
     )
     listed_whole = _complete(findings, ends, r, length, total, gamma)
     tl.store(accepted + r, taken.to(tl.int64), mask=listed_whole)
@@ -277,12 +254,13 @@ def _complete(findings, ends, r, length, total, gamma):
 
 @triton.jit
 def _kept(
-    lists, draft, drafts, ends, r, length, place, total, chance, uniform, gamma, tier: tl.constexpr
+    lists, draft, drafts, ends, r, length, place, total, chance, uniform, gamma,
+    capacity: tl.constexpr,
 ):  # fmt: skip
     """Compute whether drafts up to this one may be kept: u_i < h_i, of p_i and S_i."""
     verified, last = place < length, place + 1 == length
     at = row_at(ends, r, length, place + 1, total)
-    token, p = list_of(lists, at, verified & ~last, tier)
+    token, p = list_of(lists, at, verified & ~last, capacity)
     left = residual(
         p, token, draft, lists[0], drafts, r, place + 1, at, chance, verified & ~last, gamma
     )

@@ -28,8 +28,11 @@ def scaled(logits, base, active, temperature, at, vocab, block: tl.constexpr):
 
 
 @triton.jit
-def softmax(logits, base, active, temperature, vocab, rows: tl.constexpr, block: tl.constexpr):
-    """Of each row: max of x / T, sum of w (float64), the first token that has the max."""
+def softmax_lanes(
+    logits, base, active, temperature, vocab, rows: tl.constexpr, block: tl.constexpr
+):
+    """Of each lane [rows, block], which has every block-th token: max of x / T, the first token
+    that has it, sum of exp(x / T - max)."""
     top = tl.full([rows, block], float("-inf"), tl.float32)
     total = tl.zeros([rows, block], tl.float64)
     first = tl.zeros([rows, block], tl.int32)
@@ -40,11 +43,24 @@ def softmax(logits, base, active, temperature, vocab, rows: tl.constexpr, block:
         finite = tl.where(both == float("-inf"), 0.0, both)
         total = total * tl.exp(top - finite).to(tl.float64) + tl.exp(x - finite).to(tl.float64)
         top = both
+    return top, first, total
+
+
+@triton.jit
+def softmax_of(top, total):
+    """Of the lanes of each row: max of x / T, 0 where all are -inf, and the sum of w."""
     high = tl.max(top, 1)
-    likeliest = tl.min(tl.where(top == high[:, None], first, 2147483647), 1)
     finite = tl.where(high == float("-inf"), 0.0, high)
-    total = tl.sum(total * tl.exp(top - finite[:, None]).to(tl.float64), 1)
-    return finite, total, likeliest
+    return finite, tl.sum(total * tl.exp(top - finite[:, None]).to(tl.float64), 1)
+
+
+@triton.jit
+def softmax(logits, base, active, temperature, vocab, rows: tl.constexpr, block: tl.constexpr):
+    """Of each row: max of x / T, sum of w (float64), the first token that has the max."""
+    top, first, total = softmax_lanes(logits, base, active, temperature, vocab, rows, block)
+    likeliest = tl.min(tl.where(top == tl.max(top, 1)[:, None], first, 2147483647), 1)
+    finite, mass = softmax_of(top, total)
+    return finite, mass, likeliest
 
 
 @triton.jit

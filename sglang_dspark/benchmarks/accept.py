@@ -5,8 +5,8 @@
 behind it, for incomplete lists), next to three peers. `AcceptSampling`
 and `BlockwiseRejection` are SGLang's (sglang/kernels/ops/speculative/dspark/); the former applies
 cuts one after the other and normalises in between, so its distribution is not always ours; the
-latter supports no cuts. `torch.topk` of all rows is the floor of a rule that first selects k
-tokens. Every draft is verified. Rows are those of `timing.timed`, with memory.
+latter supports no cuts. `torch.topk` of all rows is the selection of the lists by a library. Every
+draft is verified. Rows are those of `timing.timed`, with memory.
 """
 
 from __future__ import annotations

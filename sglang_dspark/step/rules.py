@@ -22,7 +22,7 @@ from sglang_dspark.serving.config import load_config
 from sglang_dspark.step.penalties import OutputCounts, StepPenalties, penalties_of
 from sglang_dspark.step.seeds import Seeds, seeds_of
 
-MOST_LISTED = 1024  # the largest top-k whose lists are complete (kernels/accept_listed.py)
+MOST_LISTED = 2048  # the largest top-k whose lists are complete (kernels/accept_listed.py)
 
 
 @dataclass(frozen=True)

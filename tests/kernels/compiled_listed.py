@@ -13,44 +13,47 @@ from triton import compile as compile_kernel
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from sglang_dspark.kernels.accept_listed import _WARPS, LISTS, _cut_kernel, _keep_kernel
-from sglang_dspark.kernels.accept_listed import _scale_kernel as scale
+from sglang_dspark.kernels.accept_listed import (
+    LISTS,
+    _cut_kernel,
+    _keep_kernel,
+    _list_kernel,
+    capacity_of,
+    warps_of,
+)
 from sglang_dspark.kernels.accept_sampled import GPU
 from tests.kernels.compiled_accept import DRAFT, OPTIONAL, REQUIRED, SIZES
 
 CUTS = ("top_k", "top_p", "min_p", "greedy", "seeded")
-ROWS = {"ends": "*i64", "read": "*fp32", "findings": "*fp64"}
-LISTED = {"weights": "*fp32", "tokens": "*i64"}
-CHUNK = dict.fromkeys(("begin", "count", "total"), "i32")
-KERNELS: dict[str, tuple[Any, dict[str, str], dict[str, Any], int]] = {
-    "scale": (scale, ROWS | CHUNK, {"block": GPU.block}, GPU.num_warps),
-    "cut": (_cut_kernel, ROWS | LISTED | CHUNK, {"block": GPU.block, "tier": 0}, _WARPS),
+LISTED = {"ends": "*i64", "findings": "*fp64", "weights": "*fp32", "tokens": "*i32"}
+KERNELS: dict[str, tuple[Any, dict[str, str], tuple[str, ...]]] = {
+    "list": (_list_kernel, {"listed": "i32", "capacity": "i32"}, ("block",)),
+    "cut": (_cut_kernel, {}, ("capacity",)),
     "keep": (
         _keep_kernel,
-        {"ends": "*i64", "findings": "*fp64", **LISTED}
-        | {"accepted": "*i64", "bonus": "*i64", "complete": "*u8", "total": "i32"},
-        {"tier": 0, "whole": True},
-        _WARPS,
+        {"accepted": "*i64", "bonus": "*i64", "complete": "*u8"},
+        ("capacity", "whole"),
     ),
 }
 LOGITS = {"80": "*fp16", "90": "*fp32", "100": "*bf16"}
 
 
-def compiled(name: str, target: str, given: tuple[str, ...], tier: int) -> dict[str, int]:
+def compiled(name: str, target: str, given: tuple[str, ...], listed: int) -> dict[str, int]:
     """One kernel with the optional arguments `given`."""
-    kernel, own, constants, warps = KERNELS[name]
+    kernel, own, named = KERNELS[name]
     optional = {each: OPTIONAL[each] for each in (*CUTS, *DRAFT)}
-    signature = REQUIRED | optional | own | dict.fromkeys((*SIZES, "listed"), "i32")
+    signature = REQUIRED | optional | LISTED | own | dict.fromkeys((*SIZES, "total"), "i32")
     signature |= dict.fromkeys(("logits", "draft_logits"), LOGITS[target])
     missing = [each for each in optional if each not in given]
-    constants = {each: tier if each == "tier" else value for each, value in constants.items()}
-    constants |= {"rows": 1, **dict.fromkeys(missing)}
-    if "draft_logits" in missing and "whole" in constants:
-        constants["whole"] = False
+    capacity = capacity_of(listed)
+    values = {"block": GPU.block, "capacity": capacity, "whole": "draft_logits" not in missing}
+    constants = {"rows": 1, **{each: values[each] for each in named}, **dict.fromkeys(missing)}
     signature |= dict.fromkeys(constants, "constexpr")
-    source = ASTSource(kernel, signature, constexprs=constants)
+    warps = GPU.num_warps if name == "list" else warps_of(capacity)
     made = compile_kernel(
-        source, target=GPUTarget("cuda", int(target), 32), options={"num_warps": warps}
+        ASTSource(kernel, signature, constexprs=constants),
+        target=GPUTarget("cuda", int(target), 32),
+        options={"num_warps": warps},
     )
     return {"shared": made.metadata.shared, "code": len(made.asm["cubin"])}
 
@@ -61,8 +64,8 @@ def main() -> None:
     for name in KERNELS:
         for target in LOGITS:
             report[f"{target}: {name}"] = compiled(name, target, (*CUTS, *DRAFT), LISTS[0])
-        for tier in LISTS[1:] if name != "scale" else ():
-            report[f"90: {name} {tier}"] = compiled(name, "90", (*CUTS, *DRAFT), tier)
+        for listed in LISTS[1:] if name != "list" else ():
+            report[f"90: {name} {listed}"] = compiled(name, "90", (*CUTS, *DRAFT), listed)
         report[f"90: {name}, argmax, no seeds"] = compiled(name, "90", CUTS[:4], LISTS[0])
     print(json.dumps(report))
 

@@ -23,7 +23,6 @@ from sglang_dspark.benchmarks.accept_shapes import (
     with_any_cuts,
     with_lists,
 )
-from sglang_dspark.kernels import accept_listed
 from sglang_dspark.kernels.accept_block import accept_block_triton
 from sglang_dspark.kernels.accept_listed import accept_listed_triton
 from sglang_dspark.kernels.accept_sampled import Outcome, Tiling, accept_triton
@@ -39,7 +38,7 @@ RULES = {"block": accept_block, "token": accept_sampled}
 WHOLE_ROWS = {"block": accept_block_triton, "token": accept_triton}
 SHORT = ((4,), (16,), (64,))  # lengths of lists, shorter than most vocabularies
 CUT = {"top_k": torch.tensor(4), "top_p": torch.tensor(0.9), "min_p": torch.tensor(0.02)}
-LOOSE = {"top_p": torch.tensor(0.9), "min_p": torch.tensor(0.02)}
+LOOSE = {"top_p": torch.tensor(0.8), "min_p": torch.tensor(0.02)}
 
 
 def cases(count: int) -> Iterator[tuple[str, Windows, Tiling]]:
@@ -53,14 +52,12 @@ def cases(count: int) -> Iterator[tuple[str, Windows, Tiling]]:
 
 
 def parity(count: int) -> dict[str, object]:
-    """Both rules in turn; every fifth step in chunks of a third of its rows."""
+    """Both rules in turn."""
     report = dict.fromkeys(("requests", "undecided", "kept", "rejected", "tied", "apart"), 0)
     wrong = []
     for i, (name, given, how) in enumerate(cases(count)):
         rule, pure = list(RULES.items())[i // 4 % 2]
         most, rows = bounds(given)
-        third = 4 * given.logits.shape[1] * (rows // 3)
-        accept_listed._CHUNK = third if i % 5 == 4 else 200 << 20
         found = accept_listed_triton(given, most=most, rows=rows + i % 3, rule=rule, how=how)
         expected = reference(given, pure)
         near = undecided(given, expected, pure)
@@ -111,7 +108,7 @@ def incomplete(count: int) -> dict[str, object]:
 
 def by_both(given: Windows, how: Tiling) -> Outcome:
     """As `accept_block_triton` is called; a third of the strings need whole rows."""
-    found, rest = together(given, "block", how, (4,))
+    found, rest = together(given, "block", how, (2,))
     assert 0.1 < rest / len(given.drafts) < 0.9, rest
     return found
 
@@ -146,10 +143,9 @@ def by_block(given: Windows, arrivals: object = None, how: Tiling = TILINGS[0]) 
 
 
 def sizes() -> dict[int, int]:
-    """Bytes that a call allocates by vocabulary: 4 requests of 8 rows, chunks of one row."""
+    """Bytes that a call allocates by vocabulary: 4 requests of 8 rows."""
     found = {}
     for vocab in (64, 1024):
-        accept_listed._CHUNK = 4 * vocab
         drawn = step(torch.Generator().manual_seed(0), 4, 7, vocab, turn=5)
         given = replace(with_lists(drawn, 0), lengths=torch.full((4,), 7, dtype=torch.int32))
         counting = Allocated()

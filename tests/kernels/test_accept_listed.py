@@ -1,5 +1,5 @@
 """The accept rules on lists: tokens of the pure rules of `verify/`, plain decoding's distribution
-of whole strings, memory of lists and of a chunk of rows alone.
+of whole strings, memory of lists alone.
 
 Parity skips what `test_accept_sampled.py` skips.
 """
@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from sglang_dspark.benchmarks.accept_shapes import bounds, step, steps, with_lists
-from sglang_dspark.kernels.accept_listed import LISTS, accept_listed_triton
+from sglang_dspark.kernels.accept_listed import LISTS, accept_listed_triton, capacity_of
 from sglang_dspark.verify.block import accept_block
 from tests.kernels.accept_reference import reference, undecided
 from tests.kernels.processes import output_of
@@ -52,8 +52,8 @@ def test_equal_tokens_and_bytes() -> None:
     report = asked("known")
     assert report["wrong"] == []
     for vocab, found in report["bytes"].items():
-        # Of 32 rows 12 bytes a listed token and 64; a chunk of one row; lengths, ends, outcomes.
-        assert found == 32 * (12 * LISTS[0] + 64) + 4 * int(vocab) + 144
+        # Of 32 rows 8 bytes a token of capacity and 64; lengths, ends, outcomes.
+        assert found == 32 * (8 * min(capacity_of(LISTS[0]), int(vocab)) + 64) + 144
 
 
 def test_strings_follow_plain_decodings_distribution() -> None:

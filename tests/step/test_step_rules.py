@@ -86,7 +86,7 @@ def test_greedy_steps_have_no_rules(requests: Any) -> None:
         ((SAMPLED, GREEDY | P | M), Cuts()),
         ((SAMPLED | K,), Cuts(top_k=True, most=20)),
         ((SAMPLED | {"top_k": 2}, GREEDY), Cuts(top_k=True, most=2)),
-        ((SAMPLED | K, GREEDY, SAMPLED | {"top_k": 1024}), Cuts(top_k=True, most=1024)),
+        ((SAMPLED | K, GREEDY, SAMPLED | {"top_k": 2048}), Cuts(top_k=True, most=2048)),
         ((SAMPLED | K, SAMPLED), Cuts(top_k=True)),
         ((SAMPLED | P, SAMPLED), Cuts(top_p=True)),
         ((SAMPLED | K | P, SAMPLED | K | M), Cuts(True, True, True, 20)),
@@ -103,10 +103,10 @@ def test_no_cut_is_made_unless_named() -> None:
     assert [Cuts().kinds, Cuts(min_p=True).kinds, Cuts(True, True, True).kinds] == [0, 1, 3]
 
 
-def test_a_top_k_of_up_to_1024_is_listed() -> None:
-    assert rules(SAMPLED | {"top_k": 1024} | P, GREEDY).cuts == Cuts(True, True, most=1024)
+def test_a_top_k_of_up_to_2048_is_listed() -> None:
+    assert rules(SAMPLED | {"top_k": 2048} | P, GREEDY).cuts == Cuts(True, True, most=2048)
     for listed, requests in (
-        (1024, (SAMPLED | {"top_k": 1024} | P, GREEDY)),
+        (2048, (SAMPLED | {"top_k": 2048} | P, GREEDY)),
         (None, (SAMPLED | {"top_k": 1025},)),
         (None, (SAMPLED | K, SAMPLED)),
         (None, (SAMPLED | P,)),

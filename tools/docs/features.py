@@ -67,10 +67,10 @@ there by an earlier rule in torch).
 |---|---|
 """
 RULES = {
-    "top-k of at most 1,024 in every sampled request of the batch, with or without top-p, min-p "
+    "top-k of at most 2,048 in every sampled request of the batch, with or without top-p, min-p "
     "and seeds": (
-        "our Triton rule on lists of `torch.topk`, by block or token by token (`verify.rule`); "
-        "with and without drafts. Requests with a seed: on whole rows"
+        "our Triton rule on lists of the likeliest tokens, by block or token by token "
+        "(`verify.rule`); with and without drafts. Requests with a seed: on whole rows"
     ),
     "temperature alone": (
         "SGLang's block-wise rejection, token by token; our block rule with `verify: {rule: "
@@ -80,7 +80,7 @@ RULES = {
         "SGLang's rule, which needs FlashInfer; otherwise our Triton rule. Without drafts plain "
         "decoding's sampler"
     ),
-    "min-p, a seed, or top-k and top-p in one batch, where a top-k is missing or above 1,024": (
+    "min-p, a seed, or top-k and top-p in one batch, where a top-k is missing or above 2,048": (
         "our Triton rule on lists of the 2,048 likeliest tokens; on whole rows for requests whose "
         "kept tokens are more than that in some row, or that have no cut or a seed"
     ),

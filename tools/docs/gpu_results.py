@@ -106,8 +106,8 @@ as its programs wait for each other between positions |
 | `accept_greedy.py` | in a greedy pass's graph: the target's choices, kept drafts, lengths |
 | `accept_sampled.py` | the same for sampled requests, with cuts and seeds, token by token |
 | `accept_block.py` | the same by block, in two launches |
-| `accept_listed.py` | both where requests have cuts, on lists of `torch.topk`, in three \
-launches; newer than these runs |
+| `accept_listed.py` | both where requests have cuts, on lists of the likeliest tokens, in \
+three launches; newer than these runs |
 | `pass_rows.py` | the rows of a ragged pass and the windows of its graph's slots |
 | `commit_write.py` | norms and rotates the keys of all draft layers, writes keys and values |
 | `window_attention.py` | attends from ragged verify windows to cached contexts; in two launches \

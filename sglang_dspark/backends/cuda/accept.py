@@ -86,7 +86,7 @@ class StepAccept:
             found = accept_listed_triton(given, most=cuts.most, rows=rows, rule=self._rule)
             outcome = Outcome(found.accepted, found.bonus)
             if cuts.listed is not None and seeds is None:
-                return outcome  # every list is longer than the largest top-k, so all are complete
+                return outcome  # a list of the largest top-k, or more, is complete
             given = replace(given, skipped=found.complete)
         operator = accept_triton if self._rule == "token" else accept_block_triton
         return operator(given, buffers.arrivals, into=outcome)

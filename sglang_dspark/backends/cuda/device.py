@@ -166,7 +166,7 @@ class GraphDevice:
         """`AcceptOuts`, by the fastest way that has plain decoding's distribution.
 
         Greedy: SGLang's, in the graph where one accepted. Each request with a top-k of at most
-        1,024: our rule, on lists of tokens. Without drafts: plain decoding's sampler, or our rule.
+        2,048: our rule, on lists of tokens. Without drafts: plain decoding's sampler, or our rule.
         With drafts: SGLang's rule where it is lossless, else ours.
         """
         info, rules = asked.batch.sampling_info, asked.rules

@@ -34,7 +34,7 @@ KERNELS = (
     (accept_sampled, "_accept_kernel"),
     (accept_block, "_judge_kernel"),
     (accept_block, "_keep_kernel"),
-    (accept_listed, "_scale_kernel"),
+    (accept_listed, "_list_kernel"),
     (accept_listed, "_cut_kernel"),
     (accept_listed, "_keep_kernel"),
 )

@@ -40,7 +40,7 @@ EQUIVALENT: dict[str, str] = {
         "the gain is a ratio of measured times: at the limit itself either answer is right"
     ),
     "sglang_dspark/backends/cuda/accept_warm_up.py::<module>: constant: 20 -> 19 #1": (
-        "any top-k from 2 to 1,024 takes the same way and compiles the same kernels"
+        "any top-k from 2 to 32 takes the same way and compiles the same kernels"
     ),
     "sglang_dspark/backends/cuda/passes.py::GraphPasses.warm_up: constant: 1 -> 2 #3": (
         "a further power of two is cut to the most requests, which is there already"
