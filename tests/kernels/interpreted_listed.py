@@ -38,6 +38,7 @@ RULES = {"block": accept_block, "token": accept_sampled}
 WHOLE_ROWS = {"block": accept_block_triton, "token": accept_triton}
 SHORT = ((4,), (16,), (64,))  # lengths of lists, shorter than most vocabularies
 CUT = {"top_k": torch.tensor(4), "top_p": torch.tensor(0.9), "min_p": torch.tensor(0.02)}
+CHOICES = ((1, 0.5), (2, 0.0), (4, 0.3), (32, 0.6), (32, 0.999), (101, 0.9), (256, 0.95))
 LOOSE = {"top_p": torch.tensor(0.8), "min_p": torch.tensor(0.02)}
 
 
@@ -114,25 +115,27 @@ def by_both(given: Windows, how: Tiling) -> Outcome:
 
 
 def equals() -> list[str]:
-    """Rows whose likeliest tokens are equal, most of them outside the list: which are drawn."""
+    """Rows whose likeliest tokens are equal, in a list that holds them and in one that does not:
+    which are drawn."""
     wrong = []
     vocab = 700
-    logits = torch.zeros(1, vocab)
-    logits[0, 5::7] = 3.0  # a hundred equals, tokens 5, 12, 19, ...
-    logits[0, 690] = 4.0
-    for k, uniform in ((1, 0.5), (2, 0.0), (4, 0.3), (32, 0.6), (101, 0.9), (256, 0.95)):
-        given = Windows(
-            drafts=torch.zeros(1, 0, dtype=torch.int64),
-            lengths=torch.zeros(1, dtype=torch.int32),
-            logits=logits,
-            temperatures=torch.ones(1),
-            accept_uniforms=torch.zeros(1, 0, dtype=torch.float64),
-            bonus_uniforms=torch.tensor([uniform], dtype=torch.float64),
-            top_k=torch.tensor([k], dtype=torch.int32),
-        )
-        found = accept_listed_triton(given, most=k, rows=1, rule="block", how=Tiling(1, 64))
-        if not bool(found.complete) or int(found.bonus) != int(reference(given).bonus):
-            wrong.append(f"top-k {k}: {int(found.bonus)}")
+    for every in (7, 3):  # tokens 5, 5 + every, ...: 100 or 232 equals; a list of 32 holds 128
+        logits = torch.zeros(1, vocab)
+        logits[0, 5::every] = 3.0
+        logits[0, 690] = 4.0
+        for k, uniform in CHOICES:
+            given = Windows(
+                drafts=torch.zeros(1, 0, dtype=torch.int64),
+                lengths=torch.zeros(1, dtype=torch.int32),
+                logits=logits,
+                temperatures=torch.ones(1),
+                accept_uniforms=torch.zeros(1, 0, dtype=torch.float64),
+                bonus_uniforms=torch.tensor([uniform], dtype=torch.float64),
+                top_k=torch.tensor([k], dtype=torch.int32),
+            )
+            found = accept_listed_triton(given, most=k, rows=1, rule="block", how=Tiling(1, 64))
+            if not bool(found.complete) or int(found.bonus) != int(reference(given).bonus):
+                wrong.append(f"top-k {k}: {int(found.bonus)}")
     return wrong
 
 

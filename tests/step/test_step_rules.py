@@ -107,7 +107,7 @@ def test_a_top_k_of_up_to_2048_is_listed() -> None:
     assert rules(SAMPLED | {"top_k": 2048} | P, GREEDY).cuts == Cuts(True, True, most=2048)
     for listed, requests in (
         (2048, (SAMPLED | {"top_k": 2048} | P, GREEDY)),
-        (None, (SAMPLED | {"top_k": 1025},)),
+        (None, (SAMPLED | {"top_k": 2049},)),
         (None, (SAMPLED | K, SAMPLED)),
         (None, (SAMPLED | P,)),
     ):
