@@ -49,6 +49,8 @@ from sglang_dspark.kernels.accept_windows import Windows, check
 
 LISTS = (32, 256, 2048)  # L: few numbers, as kernels that read lists are compiled for each
 
+REGISTERS = 64  # a thread's, so that an SM has two programs of 16 warps that read rows
+
 
 class Listed(NamedTuple):
     """accepted, bonus: [R] int64, as `Outcome`, of complete requests. complete: [R] bool."""
@@ -111,7 +113,7 @@ def accept_listed_triton(
     block = min(max(how.block, 2 * listed), columns)
     sides = 2 if whole else 1  # the target's rows, the drafter's
     _list_kernel[(groups, gamma + 1, sides)](
-        *operands, **sizes, listed=listed, block=block, num_warps=how.num_warps
+        *operands, **sizes, listed=listed, block=block, num_warps=how.num_warps, maxnreg=REGISTERS
     )
     warps = warps_of(capacity)
     _cut_kernel[(groups, gamma + 1)](*operands, **sizes, num_warps=warps)

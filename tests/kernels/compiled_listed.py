@@ -15,6 +15,7 @@ from triton.compiler import ASTSource
 
 from sglang_dspark.kernels.accept_listed import (
     LISTS,
+    REGISTERS,
     _cut_kernel,
     _keep_kernel,
     _list_kernel,
@@ -49,11 +50,13 @@ def compiled(name: str, target: str, given: tuple[str, ...], listed: int) -> dic
     values = {"block": GPU.block, "capacity": capacity, "whole": "draft_logits" not in missing}
     constants = {"rows": 1, **{each: values[each] for each in named}, **dict.fromkeys(missing)}
     signature |= dict.fromkeys(constants, "constexpr")
-    warps = GPU.num_warps if name == "list" else warps_of(capacity)
+    options = {"num_warps": warps_of(capacity)}
+    if name == "list":
+        options = {"num_warps": GPU.num_warps, "maxnreg": REGISTERS}
     made = compile_kernel(
         ASTSource(kernel, signature, constexprs=constants),
         target=GPUTarget("cuda", int(target), 32),
-        options={"num_warps": warps},
+        options=options,
     )
     return {"shared": made.metadata.shared, "code": len(made.asm["cubin"])}
 
