@@ -42,7 +42,7 @@ _FEATURE_HOOKS = ("set_dspark_layers_to_capture", "set_dflash_layers_to_capture"
 
 
 def check_drafter(server_args: Any) -> None:
-    """BEFORE hook of `handle_speculative_decoding`; changes no argument."""
+    """BEFORE hook of `handle_speculative_decoding`; sets the mode and the dtype of a drafter."""
     args = upstream.resolving_view(server_args)
     if str(args.speculative_algorithm).upper() != "DSPARK":
         return
@@ -78,6 +78,18 @@ def _check(server_args: Any, args: Any) -> None:
         needs_confidence=_reads_confidence(path),
         weights=weights,
     )
+    _name_dtype(server_args, args)
+
+
+def _name_dtype(server_args: Any, args: Any) -> None:
+    """Name the target's dtype where the server's is `auto`, so that the drafter gets it too.
+
+    For `auto` SGLang reads the file of each model, and takes float16 for one that says float32. The
+    verify pass then ends in a product of two types. On a CPU the platform has named float32.
+    """
+    if args.dtype == "auto" and str(args.device) != "cpu":
+        dtype = str(upstream.model_config_of(server_args).dtype).removeprefix("torch.")
+        upstream.declare_resolution(server_args, "sglang-dspark", dtype=dtype)
 
 
 def _check_chain(

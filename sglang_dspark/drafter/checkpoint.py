@@ -7,6 +7,7 @@ check, `dspark eval`, `dspark calibrate` and `dspark models convert` alike.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -275,6 +276,8 @@ def fill_drafter(drafter: DSparkDrafter, path: Path) -> None:
 def write_checkpoint(path: Path, tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> None:
     """Write `model.safetensors` and `config.json` into `path`, each to a temporary name first.
 
+    `dtype` of the configuration becomes the type of most weights: by it SGLang chooses the type to
+    serve in, and loads a file that says float32 as float16.
     Raises DSparkError when they cannot be written, and when the directory holds other weight files,
     which would be read in place of these; an earlier checkpoint stays whole then.
     """
@@ -293,12 +296,21 @@ def write_checkpoint(path: Path, tensors: Mapping[str, Tensor], config: Mapping[
         ):
             save_file({k: v.contiguous() for k, v in tensors.items()}, weights, {"format": "pt"})
             permit_as_new(weights)
-            described.write_text(json.dumps(config, indent=2) + "\n")
+            described.write_text(json.dumps({**config, **_dtype_of(tensors)}, indent=2) + "\n")
     except (OSError, SafetensorError) as error:
         raise DSparkError(
             f"cannot write the drafter to {path} ({fault(error)}); what was there is kept: free "
             "some disk, or name another folder"
         ) from None
+
+
+def _dtype_of(tensors: Mapping[str, Tensor]) -> dict[str, str]:
+    """Return `dtype`, the floating-point type of most numbers; empty where there is none."""
+    numbers: Counter[torch.dtype] = Counter()
+    for tensor in tensors.values():
+        if tensor.is_floating_point() and tensor.itemsize > 1:  # FP8 is the type of codes
+            numbers[tensor.dtype] += tensor.numel()
+    return {"dtype": str(most[0]).removeprefix("torch.") for most in numbers.most_common(1)}
 
 
 def fill_parameters(

@@ -354,7 +354,6 @@ class DrafterConfig:
             "rms_norm_eps": self.rms_norm_eps,
             "rope_theta": self.rope_theta,
             "max_position_embeddings": self.max_position_embeddings,
-            "dtype": "float32",
             "block_size": self.gamma,
             "num_target_layers": self.num_target_layers,
             "dflash_config": {

@@ -83,7 +83,6 @@ class ChainConfig:
             "rms_norm_eps": self.rms_norm_eps,
             "rope_theta": self.rope_theta,
             "max_position_embeddings": self.max_position_embeddings,
-            "dtype": "float32",
             "gamma": self.gamma,
         }
 

@@ -25,6 +25,7 @@ READ = (
     "page_size",
     "max_running_requests",
     "warmups",
+    "dtype",
 )
 
 
@@ -90,10 +91,18 @@ def resolved(target: str, drafter: str, case: dict[str, Any], lines: Lines) -> d
             said = {name: getattr(view, name) for name in READ}
             said["decode_sizes"] = view.cuda_graph_config.decode.bs
             said["largest_size"] = view.cuda_graph_config.decode.max_bs
+            said["draft_dtype"] = str(draft_config(args, drafter).dtype)
             return {**said, "said": list(lines.said), "mode": os.environ.get(VARIABLE, "")}
     finally:
         os.environ.clear()
         os.environ.update(kept)
+
+
+def draft_config(args: Any, drafter: str) -> Any:
+    """SGLang's `ModelConfig` of the drafter, as its draft worker makes it."""
+    from sglang.srt.configs.model_config import ModelConfig
+
+    return ModelConfig.from_server_args(args, model_path=drafter, is_draft_model=True)
 
 
 def main(target: str, drafter: str, cases: str) -> None:

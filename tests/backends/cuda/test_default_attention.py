@@ -1,4 +1,4 @@
-"""Attention backend and graph sizes where the user names neither, resolved by real ServerArgs."""
+"""Attention backend, data type and graph sizes where the user names neither, resolved by real ServerArgs."""
 
 from __future__ import annotations
 
@@ -59,6 +59,7 @@ CASES = {
     "warm-up named": case(H100, warmups="prefill_shapes"),
     "warm-up skipped": case(H100, skip_server_warmup=True),
     "two tokenizers": case(H100, tokenizer_worker_num=2),
+    "dtype named": case(H100, dtype="float16"),
 }
 
 
@@ -66,6 +67,9 @@ CASES = {
 def resolved(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     """Resolve every case; by its name."""
     pair = tiny_models.build(tmp_path_factory.mktemp("pair"))
+    for folder, dtype in ((pair.target, "bfloat16"), (pair.drafter, "float32")):
+        described = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps(described | {"dtype": dtype}))
     program = [sys.executable, "-m", "tests.backends.cuda.resolved_arguments"]
     done = subprocess.run(
         [*program, str(pair.target), str(pair.drafter), json.dumps(list(CASES.values()))],
@@ -129,6 +133,15 @@ def test_what_the_user_names_or_the_gpu_cannot_read_stays(
 
 def test_an_fp8_cache_is_read_from_sm_89_on(resolved: dict[str, Any]) -> None:
     assert resolved["FP8 cache on an L40S"]["attention_backend"] == "triton"
+
+
+def test_the_drafter_is_loaded_in_the_targets_type(resolved: dict[str, Any]) -> None:
+    """Its file says float32, for which SGLang's `auto` is float16; the target's says bfloat16."""
+    assert (resolved["H100"]["dtype"], resolved["H100"]["draft_dtype"]) == (
+        "bfloat16",
+        "torch.bfloat16",
+    )
+    assert resolved["dtype named"]["draft_dtype"] == "torch.float16"
 
 
 def test_the_drafter_inherits_the_backend(resolved: dict[str, Any]) -> None:
