@@ -10,6 +10,7 @@ Upstream: sglang/srt/entrypoints/warmup.py calls a registered function before HT
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import Iterator, Sequence
@@ -19,12 +20,17 @@ from typing import Any
 from fastapi import HTTPException
 
 from sglang_dspark.serving import upstream
+from sglang_dspark.serving.mode import choice
 
 logger = logging.getLogger(__name__)
 
 NAME = "dspark"
 PROMPT_TOKENS = 16
 ANSWER_TOKENS = 24  # two to eight steps of a drafter that fits, 24 of one that does not
+# Prompts that start while others are answered. Slots of the KV cache are handed out in order, 8
+# bytes each, and Triton compiles a kernel anew for a list of them that begins at an odd place. One
+# token is what a health check sends.
+_STAGGERED = (17, 33, 1, 18, 21)
 _IDS = "dspark-warm-up-"  # how the made-up requests' ids begin
 _FIRST_TOKEN, _TOKENS = 100, 800  # token ids of prompts, below any special ones of large models
 _SETTINGS: tuple[dict[str, Any], ...] = (
@@ -53,30 +59,43 @@ def batch_sizes(most: int) -> list[int]:
 def bodies(most: int, vocabulary: int) -> Iterator[dict[str, Any]]:
     """Yield the arguments of each made-up batch; two repeat prompts, so that prefixes are cached.
 
-    most: running requests. vocabulary: of the target. A batch has all kinds of sampling; those with
-    cuts are skipped where FlashInfer is missing, without which they end SGLang's own verify step.
+    most: running requests. vocabulary: of the target. A batch has all kinds of sampling. SGLang's
+    own verify step needs FlashInfer for cuts, and for greedy requests beside sampled ones: without
+    it no request has cuts, and where drafts are not scheduled a batch has one kind.
     """
-    sizes = batch_sizes(most)
-    settings = _SETTINGS if find_spec("flashinfer") else _SETTINGS[:2]
+    sizes, mixed = batch_sizes(most), True
+    settings = _SETTINGS
+    if not find_spec("flashinfer"):
+        settings, mixed = _SETTINGS[:2], choice().ours
     for number, size in enumerate([*sizes, sizes[0], sizes[-1]]):
+        kinds = [settings[(r if mixed else number) % len(settings)] for r in range(size)]
         yield {
             "rid": [f"{_IDS}{number}-{r}" for r in range(size)],
             "input_ids": [_prompt(r, vocabulary) for r in range(size)],
-            "sampling_params": [
-                {
-                    "max_new_tokens": ANSWER_TOKENS,
-                    "ignore_eos": True,
-                    **settings[r % len(settings)],
-                }
-                for r in range(size)
-            ],
+            "sampling_params": [_sampling(ANSWER_TOKENS, kind) for kind in kinds],
         }
 
 
-def _prompt(number: int, vocabulary: int) -> list[int]:
+def staggered(vocabulary: int) -> Iterator[dict[str, Any]]:
+    """Yield the arguments of single requests, each to start while the one before is answered."""
+    for number, length in enumerate(_STAGGERED):
+        # Its digits are those of no request in a batch: the last two.
+        prompt = _prompt(_TOKENS * _TOKENS - 1 - number, vocabulary, length)
+        yield {
+            "rid": f"{_IDS}staggered-{number}",
+            "input_ids": prompt,
+            "sampling_params": _sampling(2 * ANSWER_TOKENS, _SETTINGS[0]),
+            "stream": True,
+        }
+
+
+def _sampling(tokens: int, kind: dict[str, Any]) -> dict[str, Any]:
+    return {"max_new_tokens": tokens, "ignore_eos": True, **kind}
+
+
+def _prompt(number: int, vocabulary: int, length: int = PROMPT_TOKENS) -> list[int]:
     """Return a prompt that no other number has; its first tokens are the number's digits."""
-    digits = [number % _TOKENS, number // _TOKENS]
-    ids = [*digits, *range(PROMPT_TOKENS - len(digits))]
+    ids = [number % _TOKENS, number // _TOKENS, *range(length)][:length]
     return [(_FIRST_TOKEN + each) % vocabulary for each in ids]
 
 
@@ -93,9 +112,10 @@ async def answer_made_up(mode: str, manager: Any) -> None:
     # Requests of a batch wait in the queue first, and a full one refuses the rest of them.
     running = min(schedule.max_running_requests, schedule.max_queued_requests or 1 << 30)
     try:
-        for body in bodies(running * ranks, int(manager.model_config.vocab_size)):
-            async for _ in manager.generate_request(upstream.GenerateReqInput(**body), None):
-                pass
+        vocabulary = int(manager.model_config.vocab_size)
+        for body in bodies(running * ranks, vocabulary):
+            await _answer(manager, body)
+        await _answer_staggered(manager, vocabulary)
     except (ValueError, HTTPException) as error:  # as upstream refuses and aborts requests
         logger.warning(
             "sglang-dspark: kernels will be compiled while serving: a made-up request failed (%s)",
@@ -107,3 +127,24 @@ async def answer_made_up(mode: str, manager: Any) -> None:
         running,
         time.monotonic() - began,
     )
+
+
+async def _answer(manager: Any, body: dict[str, Any], begun: asyncio.Event | None = None) -> None:
+    """Answer one body; `begun` is set with the first output."""
+    try:
+        async for _ in manager.generate_request(upstream.GenerateReqInput(**body), None):
+            if begun is not None:
+                begun.set()
+    finally:
+        if begun is not None:
+            begun.set()
+
+
+async def _answer_staggered(manager: Any, vocabulary: int) -> None:
+    """Answer each request beside the one before it."""
+    answers = []
+    for body in staggered(vocabulary):
+        begun = asyncio.Event()
+        answers.append(asyncio.create_task(_answer(manager, body, begun)))
+        await begun.wait()
+    await asyncio.gather(*answers)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -15,6 +16,7 @@ from fastapi import HTTPException
 pytest.importorskip("sglang")
 
 from sglang_dspark.serving import upstream, warm_up
+from sglang_dspark.serving.config import CONFIG_VARIABLE
 from sglang_dspark.step import plan as planning
 from sglang_dspark.step.drafter_fit import DrafterFit
 from sglang_dspark.step.engine_protocol import VerifyAll
@@ -63,6 +65,51 @@ def test_requests_differ_and_have_all_kinds_of_sampling(
 
 def test_prompts_fit_a_small_vocabulary() -> None:
     assert all(max(body["input_ids"][0]) < 64 for body in warm_up.bodies(4, 64))
+    assert all(max(body["input_ids"]) < 64 for body in warm_up.staggered(64))
+
+
+@pytest.mark.parametrize("mode", ["auto", "static"])
+def test_without_flashinfer_sglangs_own_step_gets_one_kind_a_batch(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, mode: str
+) -> None:
+    """It renormalises by top-k where a greedy request, of top-k 1, is beside a sampled one."""
+    (tmp_path / "dspark.yaml").write_text(f"schedule: {{mode: {mode}}}\n")
+    monkeypatch.setenv(CONFIG_VARIABLE, str(tmp_path / "dspark.yaml"))
+    monkeypatch.setattr(warm_up, "find_spec", lambda name: None)
+    kinds = [
+        {each["temperature"] for each in body["sampling_params"]} for body in warm_up.bodies(4, 512)
+    ]
+    assert set().union(*kinds) == {0.0, 1.0}
+    assert (max(map(len, kinds)) == 1) == (mode == "static")
+
+
+def test_staggered_requests_are_no_others_and_of_odd_lengths() -> None:
+    """A list of cache slots that begins at an odd place has another alignment for Triton."""
+    single = list(warm_up.staggered(151936))
+    batched = {tuple(p) for body in warm_up.bodies(1024, 151936) for p in body["input_ids"]}
+    prompts = [tuple(body["input_ids"]) for body in single]
+    assert len({*prompts, *batched}) == len(prompts) + len(batched)
+    lengths = [len(prompt) for prompt in prompts]
+    assert 1 in lengths
+    assert {length % 2 for length in lengths} == {0, 1}
+    assert warm_up.is_made_up([SimpleNamespace(rid=body["rid"]) for body in single])
+
+
+def test_each_staggered_request_starts_while_the_one_before_is_answered() -> None:
+    events: list[str] = []
+
+    class Slow(Manager):
+        async def generate_request(self, asked: Any, request: None) -> Any:
+            for part in ("first", "last"):
+                events.append(f"{asked.rid[-1]} {part}")
+                yield {}
+                for _ in range(5):
+                    await asyncio.sleep(0)
+
+    asyncio.run(warm_up._answer_staggered(Slow(), 512))
+    for number in range(4):
+        assert events.index(f"{number} first") < events.index(f"{number + 1} first")
+        assert events.index(f"{number + 1} first") < events.index(f"{number} last")
 
 
 def test_only_batches_of_its_own_are_made_up() -> None:
@@ -78,6 +125,10 @@ class Manager:
         self.asked: list[Any] = []
         self.refuses = refuses
         self.model_config = SimpleNamespace(vocab_size=512)
+
+    def sizes(self) -> list[int]:
+        """Requests of each batch."""
+        return [len(each.rid) for each in self.asked if isinstance(each.rid, list)]
 
     async def generate_request(self, asked: Any, request: None) -> Any:
         self.asked.append(asked)
@@ -105,7 +156,8 @@ def test_every_batch_is_answered_on_each_replica(caplog: pytest.LogCaptureFixtur
     caplog.set_level("INFO")
     manager = Manager()
     asyncio.run(warm_up.answer_made_up("null", manager))
-    assert [len(each.input_ids) for each in manager.asked] == [1, 2, 3, 4, 8, 1, 8]
+    assert manager.sizes() == [1, 2, 3, 4, 8, 1, 8]
+    assert [len(each.input_ids) for each in manager.asked[7:]] == [17, 33, 1, 18, 21]
     assert "batches of 1 to 4 made-up requests" in caplog.text
 
 
@@ -139,7 +191,7 @@ def test_a_batch_fits_into_the_queue(settings: dict[str, SimpleNamespace]) -> No
     settings["get_parallel"].num_dp_ranks = 1
     manager = Manager()
     asyncio.run(warm_up.answer_made_up("null", manager))
-    assert [len(each.input_ids) for each in manager.asked] == [1, 2, 1, 2]
+    assert manager.sizes() == [1, 2, 1, 2]
 
 
 def state(world: Scenario, end: Any) -> StepState:
