@@ -49,6 +49,12 @@ def not_installed(extra: str) -> list[str]:
     return sorted(name for name in _libraries(extra) if find_spec(name) is None)
 
 
+def require_extra(extra: str) -> None:
+    """Raise DSparkError, naming them, where libraries of an extra are not installed."""
+    if missing := not_installed(extra):
+        raise DSparkError(f"{', '.join(missing)} not installed: {pip_install(extra)} in a checkout")
+
+
 def what_brings(error: ModuleNotFoundError) -> str | None:
     """The line for a user whose command could not import a library of an extra, else None.
 

@@ -34,6 +34,7 @@ MIB = 1 << 20
 _ITEM = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2}  # else one byte
 _FLOATS = {"float32": 4, "float": 4, "bfloat16": 2, "float16": 2, "half": 2}
 _STARTERS = ("python", "python3", "-m", "sglang.launch_server", "sglang", "serve")
+_OF_HUB = "https://huggingface.co"  # in errors of a name that is no folder
 _NO_STEP = (  # variables with which our step does not serve on a CPU (step/build.py)
     "SGLANG_SIMULATE_ACC_LEN",
     "SGLANG_DSPARK_DEFER_CONTEXT_KV",
@@ -283,4 +284,7 @@ def _refusals() -> Iterator[None]:
         raise _NotStartingError(reason) from error
     except Exception as error:
         reason = " ".join(str(error).split())[:300]
-        raise _NotStartingError(f"SGLang refuses ({type(error).__name__}: {reason})") from error
+        advice = "; fetch the model (hf download) or name a folder" if _OF_HUB in reason else ""
+        raise _NotStartingError(
+            f"SGLang refuses ({type(error).__name__}: {reason}){advice}"
+        ) from error

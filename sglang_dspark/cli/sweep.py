@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sglang_dspark.errors import DSparkError
+from sglang_dspark.extras import require_extra
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -205,6 +206,7 @@ def prepare(
     from sglang_dspark.loadtest.sweep.cells import Work
     from sglang_dspark.loadtest.sweep.plan import rough_seconds
 
+    require_extra("loadtest")  # the load's own process would miss them, after the warm-up
     launched = sum(arm.name not in config.urls for arm in arms)
     target, drafters, device, words = _models(console, config, arms, served=launched == 0)
     supply = _supply(config, target)

@@ -310,7 +310,10 @@ def _dtype_of(tensors: Mapping[str, Tensor]) -> dict[str, str]:
     for tensor in tensors.values():
         if tensor.is_floating_point() and tensor.itemsize > 1:  # FP8 is the type of codes
             numbers[tensor.dtype] += tensor.numel()
-    return {"dtype": str(most[0]).removeprefix("torch.") for most in numbers.most_common(1)}
+    if not numbers:
+        return {}
+    [(dtype, _)] = numbers.most_common(1)
+    return {"dtype": str(dtype).removeprefix("torch.")}
 
 
 def fill_parameters(

@@ -104,7 +104,7 @@ def weight_files(path: Path) -> list[Path]:
     if missing or not there:
         raise DSparkError(
             f"drafter {path} has no {brief(missing[0] if missing else 'safetensors file')}; fetch "
-            "or export it again, or in a checkout without weights run tools/gpu/slim --undo"
+            "or export it again (a checkout slimmed for a GPU: tools/gpu/slim --undo)"
         )
     if indexed is not None:
         return [there[name] for name in sorted(indexed)]

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from sglang_dspark.backends import launch_report
 from sglang_dspark.backends.launch_report import LaunchReport
 from sglang_dspark.cli.main import app
 from sglang_dspark.families.eagle3.checkpoint import save_eagle3
@@ -298,3 +299,14 @@ def test_the_exit_status_is_the_verdicts(scheduled: bool, monkeypatch: pytest.Mo
     assert json.loads(done.stdout) == report.as_json()
     CliRunner().invoke(app, ["doctor", "--all", "--serve", "--model-path x"])
     assert asked == [("--model-path x", False)] * 2 + [("--model-path x", True)]
+
+
+@pytest.mark.parametrize("hub", [True, False])
+def test_a_model_that_cannot_be_fetched_says_what_to_do(hub: bool) -> None:
+    place = "https://huggingface.co" if hub else "/models/target"
+    with (
+        pytest.raises(launch_report._NotStartingError) as raised,
+        launch_report._refusals(),
+    ):
+        raise OSError(f"We couldn't connect to '{place}'")
+    assert ("; fetch the model (hf download) or name a folder" in str(raised.value)) == hub

@@ -96,3 +96,26 @@ def test_bytes_are_counted_by_format(tmp_path: Path, form: str) -> None:
     if form != "bf16":
         parts = [n for n in stored if n.startswith(tuple(experts))]
         assert found[f"{form} experts"] == bytes_of({n: stored[n] for n in parts})
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_the_configuration_has_the_type_of_the_weights(tmp_path, dtype):
+    """A server that chooses its type by the file must not take float16 for bfloat16 weights."""
+    save_drafter(tiny_drafter(), tmp_path, dtype)
+    raw = json.loads((tmp_path / "config.json").read_text())
+    assert raw["dtype"] == str(dtype).removeprefix("torch.")
+    # Codes of experts and a few float32 biases do not decide it.
+    mixed = {
+        "codes": torch.zeros(64, 64, dtype=torch.float8_e4m3fn),
+        "weight": torch.zeros(8, 8, dtype=dtype),
+        "bias": torch.zeros(2),
+    }
+    write_checkpoint(tmp_path, mixed, raw | {"dtype": "float64"})
+    assert json.loads((tmp_path / "config.json").read_text())["dtype"] == raw["dtype"]
+    write_checkpoint(tmp_path, {"codes": mixed["codes"]}, raw)
+    assert json.loads((tmp_path / "config.json").read_text()) == raw
+
+
+def test_the_shipped_drafters_say_their_type():
+    for file in sorted((Path(__file__).resolve().parents[2] / "drafters").glob("*/config.json")):
+        assert json.loads(file.read_text())["dtype"] == "bfloat16", file

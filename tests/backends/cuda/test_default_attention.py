@@ -1,4 +1,4 @@
-"""Attention backend, data type and graph sizes where the user names neither, resolved by real ServerArgs."""
+"""Attention backend, data type and graph sizes that the user does not name, by real ServerArgs."""
 
 from __future__ import annotations
 
