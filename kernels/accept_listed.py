@@ -16,8 +16,8 @@ always completes it; top-p and min-p do in most rows. A request with an incomple
 outcome here, nor has one with a seed: the operator on whole rows skips the requests that
 `Listed.complete` marks. Both read the same uniforms, and logits alone decide which one judges.
 
-Of a greedy request top-k must be 1, which makes its list its argmax. Sums are float64, weights
-exp(x / T - max) float32. Of equal weights at a cut the lowest tokens stay.
+The list of a greedy request is its argmax: tokens whose logits differ may have one weight. Sums are
+float64, weights exp(x / T - max) float32. Of equal weights at a cut the lowest tokens stay.
 
 Extra memory: for each row 8 bytes a token of capacity and 64.
 """
@@ -36,15 +36,16 @@ from sglang_dspark.kernels.accept_listed_rows import (
     cut_list,
     drawn,
     list_of,
+    list_one,
     list_row,
     proposed,
     residual,
     row_at,
     setting_of,
 )
-from sglang_dspark.kernels.accept_rows import softmax, softmax_lanes, softmax_of
+from sglang_dspark.kernels.accept_rows import likeliest_of, softmax, softmax_lanes, softmax_of
 from sglang_dspark.kernels.accept_sampled import GPU, Tiling, empty_outcome
-from sglang_dspark.kernels.accept_verdicts import FINDINGS, carried, windows_of
+from sglang_dspark.kernels.accept_verdicts import FINDINGS, carried, flagged, windows_of
 from sglang_dspark.kernels.accept_windows import Windows, check
 
 LISTS = (32, 256, 2048)  # L: few numbers, as kernels that read lists are compiled for each
@@ -95,6 +96,7 @@ def accept_listed_triton(
     kept = Listed(*empty_outcome(requests, device), complete.view(torch.bool))
     if requests == 0:
         return kept
+    rows = max(rows, requests)  # each request has one, whatever the caller counts
     vocab = given.logits.shape[1]
     needed = vocab if most is None else min(most, vocab)
     listed = next((each for each in lists_of if each >= needed), lists_of[-1])
@@ -158,14 +160,16 @@ def _list_kernel(
         if not drafter:
             temperature = setting_of(temperatures, greedy, r, active)
             base = (r * (gamma + 1) + place) * row_stride
-            tops, _firsts, sums = softmax_lanes(
+            tops, firsts, sums = softmax_lanes(
                 logits, base, active, temperature, vocab, rows, block
             )
             top, mass = softmax_of(tops, sums)
             tl.store(findings + at * 8, mass, mask=active)
             row = (logits, base, temperature, top, vocab)
             lists = (weights, tokens, capacity)
-            list_row(row, lists, findings, at, active, tops, listed, rows, block)
+            argmax = flagged(greedy, r, active)
+            list_one(lists, findings, at, argmax, likeliest_of(tops, firsts), rows)
+            list_row(row, lists, findings, at, active & ~argmax, tops, listed, rows, block)
         elif draft_logits is not None:
             temperature = setting_of(draft_temperatures, greedy, r, active)
             base = r * draft_stride + place * draft_row_stride

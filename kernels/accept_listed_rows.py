@@ -103,6 +103,17 @@ def list_row(
 
 
 @triton.jit
+def list_one(lists, findings, at, active, token, rows: tl.constexpr):
+    """List one token of each row, all that there is to choose."""
+    weights, tokens, capacity = lists
+    one = tl.full([rows], 1.0, tl.float32)
+    tl.store(weights + at * capacity, one, mask=active)
+    tl.store(tokens + at * capacity, token, mask=active)
+    tl.store(findings + at * 8 + 4, one.to(tl.float64), mask=active)
+    tl.store(findings + at * 8 + 7, one.to(tl.float64), mask=active)
+
+
+@triton.jit
 def cut_list(findings, weights, cuts, r, at, active, rows: tl.constexpr, capacity: tl.constexpr):
     """Cut by top-k, top-p and min-p, as `accept_verdicts.judge` does: w = 0 of what is dropped.
 
@@ -123,13 +134,12 @@ def cut_list(findings, weights, cuts, r, at, active, rows: tl.constexpr, capacit
         enough |= tl.sum(tl.where(reached, heavy, 0.0), 1) > limit
         key = tl.where(enough, trial, key)
     ended = (key > 0) | (tl.load(findings + at * 8 + 7, mask=active, other=1.0) > 0)
-    raised = floor > key
-    key = tl.maximum(key, floor)
+    key = tl.maximum(key, floor)  # above it are fewer than top-k tokens, and less than the limit
     larger = inside & (bits > key[:, None])
     same = (inside & (bits == key[:, None])).to(tl.int32)
     above, equal = tl.sum(larger.to(tl.int32), 1), tl.sum(same, 1)
     before = tl.sum(tl.where(larger, heavy, 0.0), 1)
-    room = tl.where(raised, equal, room_at(key, above, before, equal, most, limit))
+    room = room_at(key, above, before, equal, most, limit)
     keep = larger | ((same > 0) & (tl.cumsum(same, 1) <= room[:, None]))
     kept = tl.sum(tl.where(keep, heavy, 0.0), 1)
     ended |= tl.sum(keep.to(tl.int32), 1) < count

@@ -55,12 +55,17 @@ def softmax_of(top, total):
 
 
 @triton.jit
+def likeliest_of(top, first):
+    """The first token of each row that has the max."""
+    return tl.min(tl.where(top == tl.max(top, 1)[:, None], first, 2147483647), 1)
+
+
+@triton.jit
 def softmax(logits, base, active, temperature, vocab, rows: tl.constexpr, block: tl.constexpr):
     """Of each row: max of x / T, sum of w (float64), the first token that has the max."""
     top, first, total = softmax_lanes(logits, base, active, temperature, vocab, rows, block)
-    likeliest = tl.min(tl.where(top == tl.max(top, 1)[:, None], first, 2147483647), 1)
     finite, mass = softmax_of(top, total)
-    return finite, mass, likeliest
+    return finite, mass, likeliest_of(top, first)
 
 
 @triton.jit

@@ -8,7 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 # First: it has Triton interpreted.
-from tests.kernels.interpreted_accept import Allocated, answer  # isort: skip
+from tests.kernels.interpreted_accept import (  # isort: skip
+    ALMOST_ONE,
+    Allocated,
+    answer,
+    by_hand,
+    one,
+)
 from tests.kernels.interpreted_block import REQUESTS, p_value  # isort: skip
 
 from dataclasses import replace
@@ -139,6 +145,40 @@ def equals() -> list[str]:
     return wrong
 
 
+def hand_made() -> list[str]:
+    """Names of the steps of `by_hand` whose outcome on short and long lists is another one."""
+    wrong = []
+    for name, (given, accepted, bonus) in by_hand().items():
+        for lists_of in ((2,), (32,)):
+            found, _ = together(given, "token", Tiling(1, 4), lists_of)
+            if (int(found.accepted), int(found.bonus)) != (accepted, bonus):
+                wrong.append(f"{name}, lists of {lists_of}")
+    return wrong
+
+
+def endings() -> list[str]:
+    """Which lists are complete, and what is drawn where a threshold meets equal tokens."""
+    flat, peaked = [0.0] * 200, [20.0, 19.5, *[0.0] * 198]
+    near = [0.1, 0.1 + 7.5e-9, *[0.0] * 198]  # two floats whose weights are one
+    # logits, settings, complete on a list of 32, the token drawn
+    cases = (
+        ("equal tokens outside the list", flat, {"top_p": 0.9}, False, 0),
+        ("min-p drops tokens of the list", peaked, {"min_p": 0.5}, True, 1),
+        ("top-k and min-p end at equals", flat, {"top_k": 2, "min_p": 1.0}, True, 1),
+        ("greedy, one weight, two logits", near, {"top_k": 1, "greedy": True}, True, 1),
+    )
+    wrong = []
+    for name, logits, settings, complete, token in cases:
+        given = one([logits], [], 0.0, 0.0 if name == cases[0][0] else ALMOST_ONE, **settings)
+        listed = accept_listed_triton(
+            given, most=None, rows=1, rule="token", how=Tiling(1, 64), lists_of=(32,)
+        )
+        found, _ = together(given, "token", Tiling(1, 64), (32,))
+        if bool(listed.complete) != complete or int(found.bonus) != token:
+            wrong.append(f"{name}: complete {bool(listed.complete)}, {int(found.bonus)}")
+    return wrong
+
+
 def by_block(given: Windows, arrivals: object = None, how: Tiling = TILINGS[0]) -> Outcome:
     """As `accept_block_triton` is called."""
     most, rows = bounds(given)
@@ -168,7 +208,7 @@ def main() -> None:
                 "cut": p_value(CUT, 3, by_block),
                 "loose": p_value(LOOSE, 4, by_both),
             },
-            "known": lambda: {"wrong": equals(), "bytes": sizes()},
+            "known": lambda: {"wrong": equals() + hand_made() + endings(), "bytes": sizes()},
         }
     )
 

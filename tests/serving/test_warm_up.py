@@ -93,6 +93,7 @@ def test_staggered_requests_are_no_others_and_of_odd_lengths() -> None:
     assert 1 in lengths
     assert {length % 2 for length in lengths} == {0, 1}
     assert warm_up.is_made_up([SimpleNamespace(rid=body["rid"]) for body in single])
+    assert all(body["stream"] for body in single)  # outputs before the last one
 
 
 def test_each_staggered_request_starts_while_the_one_before_is_answered() -> None:
@@ -169,6 +170,23 @@ def test_no_warm_up_where_it_is_skipped_or_a_server_is_one_half(
     settings["get_serving"].skip_server_warmup = True
     asyncio.run(warm_up.answer_made_up("null", manager))
     assert manager.asked == []
+
+
+@pytest.mark.usefixtures("settings")
+def test_a_refused_staggered_request_ends_the_warm_up(caplog: pytest.LogCaptureFixture) -> None:
+    """The others wait for its first output, which never comes."""
+
+    class Picky(Manager):
+        async def generate_request(self, asked: Any, request: None) -> Any:
+            self.asked.append(asked)
+            if len(asked.input_ids) == 33:
+                raise ValueError("the queue is full")
+            yield {}
+
+    manager = Picky()
+    asyncio.run(asyncio.wait_for(warm_up.answer_made_up("null", manager), timeout=20))
+    assert "compiled while serving" in caplog.text
+    assert [len(each.input_ids) for each in manager.asked[7:]] == [17, 33, 1, 18, 21]
 
 
 @pytest.mark.usefixtures("settings")
