@@ -48,6 +48,7 @@ def check_drafter(server_args: Any) -> None:
         return
     try:
         _check(server_args, args)
+        _name_dtype(server_args, args)
     except DSparkError as error:
         startup.stop(str(error))
 
@@ -78,7 +79,6 @@ def _check(server_args: Any, args: Any) -> None:
         needs_confidence=_reads_confidence(path),
         weights=weights,
     )
-    _name_dtype(server_args, args)
 
 
 def _name_dtype(server_args: Any, args: Any) -> None:

@@ -284,7 +284,7 @@ def _refusals() -> Iterator[None]:
         raise _NotStartingError(reason) from error
     except Exception as error:
         reason = " ".join(str(error).split())[:300]
-        advice = "; fetch the model (hf download) or name a folder" if _OF_HUB in reason else ""
+        advice = "; fetch the model (hf download) or name a folder" if _OF_HUB in str(error) else ""
         raise _NotStartingError(
             f"SGLang refuses ({type(error).__name__}: {reason}){advice}"
         ) from error

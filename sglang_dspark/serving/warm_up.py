@@ -61,30 +61,35 @@ def bodies(most: int, vocabulary: int) -> Iterator[dict[str, Any]]:
 
     most: running requests. vocabulary: of the target. A batch has all kinds of sampling. SGLang's
     own verify step needs FlashInfer for cuts, and for greedy requests beside sampled ones: without
-    it no request has cuts, and where drafts are not scheduled a batch has one kind.
+    it no request has cuts, and where drafts are not scheduled every batch has one kind.
     """
-    sizes, mixed = batch_sizes(most), True
-    settings = _SETTINGS
-    if not find_spec("flashinfer"):
-        settings, mixed = _SETTINGS[:2], choice().ours
-    for number, size in enumerate([*sizes, sizes[0], sizes[-1]]):
-        kinds = [settings[(r if mixed else number) % len(settings)] for r in range(size)]
+    sizes = batch_sizes(most)
+    settings = _SETTINGS if find_spec("flashinfer") else _SETTINGS[:2]
+    mixed = len(settings) == len(_SETTINGS) or choice().ours
+    groups = [settings] if mixed else [(kind,) for kind in settings]
+    batches = [(size, kinds) for size in (*sizes, sizes[0], sizes[-1]) for kinds in groups]
+    for number, (size, kinds) in enumerate(batches):
         yield {
             "rid": [f"{_IDS}{number}-{r}" for r in range(size)],
             "input_ids": [_prompt(r, vocabulary) for r in range(size)],
-            "sampling_params": [_sampling(ANSWER_TOKENS, kind) for kind in kinds],
+            "sampling_params": [
+                _sampling(ANSWER_TOKENS, kinds[r % len(kinds)]) for r in range(size)
+            ],
         }
 
 
-def staggered(vocabulary: int) -> Iterator[dict[str, Any]]:
-    """Yield the arguments of single requests, each to start while the one before is answered."""
+def staggered(ranks: int, vocabulary: int) -> Iterator[dict[str, Any]]:
+    """Yield the arguments of batches, each to start while the one before is answered.
+
+    ranks: replicas, to which SGLang hands requests in turn; a batch has one for each.
+    """
+    last = _TOKENS * _TOKENS - 1  # counted down from here: digits of no request in `bodies`
     for number, length in enumerate(_STAGGERED):
-        # Its digits are those of no request in a batch: the last two.
-        prompt = _prompt(_TOKENS * _TOKENS - 1 - number, vocabulary, length)
+        prompts = [_prompt(last - number * ranks - r, vocabulary, length) for r in range(ranks)]
         yield {
-            "rid": f"{_IDS}staggered-{number}",
-            "input_ids": prompt,
-            "sampling_params": _sampling(2 * ANSWER_TOKENS, _SETTINGS[0]),
+            "rid": [f"{_IDS}staggered-{number}-{r}" for r in range(ranks)],
+            "input_ids": prompts,
+            "sampling_params": [_sampling(2 * ANSWER_TOKENS, _SETTINGS[0])] * ranks,
             "stream": True,
         }
 
@@ -115,7 +120,7 @@ async def answer_made_up(mode: str, manager: Any) -> None:
         vocabulary = int(manager.model_config.vocab_size)
         for body in bodies(running * ranks, vocabulary):
             await _answer(manager, body)
-        await _answer_staggered(manager, vocabulary)
+        await _answer_staggered(manager, ranks, vocabulary)
     except (ValueError, HTTPException) as error:  # as upstream refuses and aborts requests
         logger.warning(
             "sglang-dspark: kernels will be compiled while serving: a made-up request failed (%s)",
@@ -130,9 +135,16 @@ async def answer_made_up(mode: str, manager: Any) -> None:
 
 
 async def _answer(manager: Any, body: dict[str, Any], begun: asyncio.Event | None = None) -> None:
-    """Answer one body; `begun` is set with the first output."""
+    """Answer one body; `begun` is set with the first output, or with a failure.
+
+    Raises ValueError where upstream aborts a streamed request, which it reports as an output.
+    """
     try:
-        async for _ in manager.generate_request(upstream.GenerateReqInput(**body), None):
+        async for output in manager.generate_request(upstream.GenerateReqInput(**body), None):
+            for part in output if isinstance(output, list) else [output]:
+                ended = part.get("meta_info", {}).get("finish_reason") or {}
+                if ended.get("type") == "abort":
+                    raise ValueError(ended.get("message"))
             if begun is not None:
                 begun.set()
     finally:
@@ -140,11 +152,16 @@ async def _answer(manager: Any, body: dict[str, Any], begun: asyncio.Event | Non
             begun.set()
 
 
-async def _answer_staggered(manager: Any, vocabulary: int) -> None:
-    """Answer each request beside the one before it."""
+async def _answer_staggered(manager: Any, ranks: int, vocabulary: int) -> None:
+    """Answer each batch beside the one before it; none is left running if one fails."""
     answers = []
-    for body in staggered(vocabulary):
-        begun = asyncio.Event()
-        answers.append(asyncio.create_task(_answer(manager, body, begun)))
-        await begun.wait()
-    await asyncio.gather(*answers)
+    try:
+        for body in staggered(ranks, vocabulary):
+            begun = asyncio.Event()
+            answers.append(asyncio.create_task(_answer(manager, body, begun)))
+            await begun.wait()
+        await asyncio.gather(*answers)
+    finally:
+        for answer in answers:
+            answer.cancel()
+        await asyncio.gather(*answers, return_exceptions=True)

@@ -65,7 +65,7 @@ def test_requests_differ_and_have_all_kinds_of_sampling(
 
 def test_prompts_fit_a_small_vocabulary() -> None:
     assert all(max(body["input_ids"][0]) < 64 for body in warm_up.bodies(4, 64))
-    assert all(max(body["input_ids"]) < 64 for body in warm_up.staggered(64))
+    assert all(max(body["input_ids"][0]) < 64 for body in warm_up.staggered(1, 64))
 
 
 @pytest.mark.parametrize("mode", ["auto", "static"])
@@ -83,34 +83,47 @@ def test_without_flashinfer_sglangs_own_step_gets_one_kind_a_batch(
     assert (max(map(len, kinds)) == 1) == (mode == "static")
 
 
-def test_staggered_requests_are_no_others_and_of_odd_lengths() -> None:
+@pytest.mark.parametrize("ranks", [1, 8])
+def test_staggered_requests_are_no_others_and_of_odd_lengths(ranks: int) -> None:
     """A list of cache slots that begins at an odd place has another alignment for Triton."""
-    single = list(warm_up.staggered(151936))
-    batched = {tuple(p) for body in warm_up.bodies(1024, 151936) for p in body["input_ids"]}
-    prompts = [tuple(body["input_ids"]) for body in single]
-    assert len({*prompts, *batched}) == len(prompts) + len(batched)
-    lengths = [len(prompt) for prompt in prompts]
-    assert 1 in lengths
-    assert {length % 2 for length in lengths} == {0, 1}
-    assert warm_up.is_made_up([SimpleNamespace(rid=body["rid"]) for body in single])
-    assert all(body["stream"] for body in single)  # outputs before the last one
+    batches = list(warm_up.staggered(ranks, 151936))
+    prompts = [prompt for body in batches for prompt in body["input_ids"]]
+    firsts = {prompt[0] for prompt in prompts}
+    batched = [p for body in warm_up.bodies(512, 151936) for p in body["input_ids"]]
+    assert len(firsts) == len(prompts) == 5 * ranks
+    assert firsts.isdisjoint(prompt[0] for prompt in batched)  # no prefix is cached
+    lengths = [{len(prompt) for prompt in body["input_ids"]} for body in batches]
+    assert lengths == [{17}, {33}, {1}, {18}, {21}]
+    ids = [rid for body in batches for rid in body["rid"]]
+    assert len(set(ids)) == len(ids) == len(prompts)
+    assert warm_up.is_made_up([SimpleNamespace(rid=rid) for rid in ids])
+    for body in batches:
+        assert body["stream"]  # outputs before the last one
+        longest = 2 * warm_up.ANSWER_TOKENS
+        assert {each["max_new_tokens"] for each in body["sampling_params"]} == {longest}
+        assert len(body["sampling_params"]) == ranks
 
 
-def test_each_staggered_request_starts_while_the_one_before_is_answered() -> None:
+def test_each_staggered_request_starts_with_the_first_output_of_the_one_before() -> None:
     events: list[str] = []
 
     class Slow(Manager):
         async def generate_request(self, asked: Any, request: None) -> Any:
+            number = asked.rid[0].split("-")[-2]
+            events.append(f"{number} asked")
             for part in ("first", "last"):
-                events.append(f"{asked.rid[-1]} {part}")
-                yield {}
                 for _ in range(5):
                     await asyncio.sleep(0)
+                events.append(f"{number} {part}")
+                yield {"meta_info": {"finish_reason": None}}
 
-    asyncio.run(warm_up._answer_staggered(Slow(), 512))
+    asyncio.run(warm_up._answer_staggered(Slow(), 1, 512))
     for number in range(4):
-        assert events.index(f"{number} first") < events.index(f"{number + 1} first")
-        assert events.index(f"{number + 1} first") < events.index(f"{number} last")
+        first, last, asked = (
+            events.index(name)
+            for name in (f"{number} first", f"{number} last", f"{number + 1} asked")
+        )
+        assert first < asked < last
 
 
 def test_only_batches_of_its_own_are_made_up() -> None:
@@ -129,7 +142,7 @@ class Manager:
 
     def sizes(self) -> list[int]:
         """Requests of each batch."""
-        return [len(each.rid) for each in self.asked if isinstance(each.rid, list)]
+        return [len(each.rid) for each in self.asked]
 
     async def generate_request(self, asked: Any, request: None) -> Any:
         self.asked.append(asked)
@@ -157,8 +170,9 @@ def test_every_batch_is_answered_on_each_replica(caplog: pytest.LogCaptureFixtur
     caplog.set_level("INFO")
     manager = Manager()
     asyncio.run(warm_up.answer_made_up("null", manager))
-    assert manager.sizes() == [1, 2, 3, 4, 8, 1, 8]
-    assert [len(each.input_ids) for each in manager.asked[7:]] == [17, 33, 1, 18, 21]
+    assert manager.sizes() == [1, 2, 3, 4, 8, 1, 8, *[2] * 5]  # two replicas
+    assert [len(each.input_ids[0]) for each in manager.asked[7:]] == [17, 33, 1, 18, 21]
+    assert all(max(map(max, each.input_ids)) < 512 for each in manager.asked)
     assert "batches of 1 to 4 made-up requests" in caplog.text
 
 
@@ -173,20 +187,37 @@ def test_no_warm_up_where_it_is_skipped_or_a_server_is_one_half(
 
 
 @pytest.mark.usefixtures("settings")
-def test_a_refused_staggered_request_ends_the_warm_up(caplog: pytest.LogCaptureFixture) -> None:
-    """The others wait for its first output, which never comes."""
+@pytest.mark.parametrize("length", [17, 1, 21])
+@pytest.mark.parametrize("aborted", [True, False])
+def test_a_refused_staggered_request_ends_the_warm_up(
+    caplog: pytest.LogCaptureFixture, length: int, aborted: bool
+) -> None:
+    """The next one waits for its first output, which never comes; none goes on afterwards.
+
+    Upstream reports an abort of a streamed request as its output.
+    """
+    going = []
 
     class Picky(Manager):
         async def generate_request(self, asked: Any, request: None) -> Any:
-            self.asked.append(asked)
-            if len(asked.input_ids) == 33:
-                raise ValueError("the queue is full")
+            if len(asked.input_ids[0]) == length:
+                if not aborted:
+                    raise ValueError("the queue is full")
+                reason = {"type": "abort", "message": "the queue is full"}
+                yield {"meta_info": {"finish_reason": reason}}
+                return
             yield {}
+            if len(asked.rid[0].split("staggered")) > 1:
+                going.append(asked.rid)
+                await asyncio.sleep(60)
 
-    manager = Picky()
-    asyncio.run(asyncio.wait_for(warm_up.answer_made_up("null", manager), timeout=20))
-    assert "compiled while serving" in caplog.text
-    assert [len(each.input_ids) for each in manager.asked[7:]] == [17, 33, 1, 18, 21]
+    async def start() -> int:
+        await asyncio.wait_for(warm_up.answer_made_up("null", Picky()), timeout=20)
+        return len(asyncio.all_tasks())
+
+    assert asyncio.run(start()) == 1  # its own
+    assert going
+    assert "a made-up request failed (the queue is full)" in caplog.text
 
 
 @pytest.mark.usefixtures("settings")
@@ -209,7 +240,7 @@ def test_a_batch_fits_into_the_queue(settings: dict[str, SimpleNamespace]) -> No
     settings["get_parallel"].num_dp_ranks = 1
     manager = Manager()
     asyncio.run(warm_up.answer_made_up("null", manager))
-    assert manager.sizes() == [1, 2, 1, 2]
+    assert manager.sizes() == [1, 2, 1, 2, *[1] * 5]
 
 
 def state(world: Scenario, end: Any) -> StepState:

@@ -132,8 +132,8 @@ at the start for all slots up to 256 MiB (29 MB for 48 requests of 151,936 token
 
 Without the memory for counts, requests are penalised one by one, which is logged once. Decode
 graphs and their buffers are sized for the running requests: SGLang's 48, unless
-`--max-running-requests` or `--cuda-graph-max-bs-decode` is given. On GPUs of less than
-60 GB SGLang captures 8 to 48 requests at most, unless the latter is given.
+`--max-running-requests` or `--cuda-graph-max-bs-decode` is given. On fewer than
+four GPUs of less than 60 GB SGLang captures 8 to 48 requests at most, unless the latter is given.
 
 A scheduled server samples the drafts of a block in one launch. A vanilla head in the draft's graph,
 and head types other than vanilla, gated and rnn, keep SGLang's steps; so do split vocabularies and
