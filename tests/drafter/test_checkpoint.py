@@ -109,6 +109,8 @@ def test_the_configuration_has_the_type_of_the_weights(tmp_path, dtype):
         "codes": torch.zeros(64, 64, dtype=torch.float8_e4m3fn),
         "weight": torch.zeros(8, 8, dtype=dtype),
         "bias": torch.zeros(2),
+        "another bias": torch.zeros(2),
+        "token map": torch.zeros(64, 64, dtype=torch.int64),
     }
     write_checkpoint(tmp_path, mixed, raw | {"dtype": "float64"})
     assert json.loads((tmp_path / "config.json").read_text())["dtype"] == raw["dtype"]

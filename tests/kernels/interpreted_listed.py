@@ -5,7 +5,8 @@ rows where lists are incomplete, ties, p-values of whole strings, bytes allocate
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator
 
 # First: it has Triton interpreted.
 from tests.kernels.interpreted_accept import (  # isort: skip
@@ -18,6 +19,9 @@ from tests.kernels.interpreted_accept import (  # isort: skip
 from tests.kernels.interpreted_block import REQUESTS, p_value  # isort: skip
 
 from dataclasses import replace
+from functools import partial
+from typing import Any
+from unittest import mock
 
 import torch
 
@@ -44,6 +48,7 @@ RULES = {"block": accept_block, "token": accept_sampled}
 WHOLE_ROWS = {"block": accept_block_triton, "token": accept_triton}
 SHORT = ((4,), (16,), (64,))  # lengths of lists, shorter than most vocabularies
 CUT = {"top_k": torch.tensor(4), "top_p": torch.tensor(0.9), "min_p": torch.tensor(0.02)}
+WALL, BACK = slice(None, 64), slice(-64, None)
 CHOICES = ((1, 0.5), (2, 0.0), (4, 0.3), (32, 0.6), (32, 0.999), (101, 0.9), (256, 0.95))
 LOOSE = {"top_p": torch.tensor(0.8), "min_p": torch.tensor(0.02)}
 
@@ -52,10 +57,21 @@ def cases(count: int) -> Iterator[tuple[str, Windows, Tiling]]:
     """`count` odd steps by each tiling in turn, and large ones."""
     generator = torch.Generator().manual_seed(1)
     for i, given in enumerate(steps(count, 0)):
-        yield f"step {i}", with_lists(given, i), TILINGS[i % 4]
+        listed = with_lists(given, i)
+        yield f"step {i}", strided(listed) if i % 3 == 1 else listed, TILINGS[i % 4]
     for i, (gamma, vocab, turn) in enumerate(LARGE):
         given = step(generator, REQUESTS, gamma, vocab, turn)
         yield f"large {i}", with_lists(given, i), Tiling(512, 64)
+
+
+def strided(given: Windows) -> Windows:
+    """The step with rows that are parts of longer ones, as a padded vocabulary's are."""
+    wide = torch.nn.functional.pad(given.logits, (0, 3), value=torch.nan)
+    found = replace(given, logits=wide[:, :-3])
+    if given.draft_logits is None:
+        return found
+    deep = torch.nn.functional.pad(given.draft_logits, (0, 5, 0, 1), value=torch.nan)
+    return replace(found, draft_logits=deep[:, :-1, :-5])
 
 
 def parity(count: int) -> dict[str, object]:
@@ -160,16 +176,19 @@ def endings() -> list[str]:
     """Which lists are complete, and what is drawn where a threshold meets equal tokens."""
     flat, peaked = [0.0] * 200, [20.0, 19.5, *[0.0] * 198]
     near = [0.1, 0.1 + 7.5e-9, *[0.0] * 198]  # two floats whose weights are one
-    # logits, settings, complete on a list of 32, the token drawn
+    halves = [0.0, 0.0, *[math.log(0.5)] * 4, *[-200.0] * 194]
+    # logits, settings, complete on a list of 32, uniform, the token drawn
     cases = (
-        ("equal tokens outside the list", flat, {"top_p": 0.9}, False, 0),
-        ("min-p drops tokens of the list", peaked, {"min_p": 0.5}, True, 1),
-        ("top-k and min-p end at equals", flat, {"top_k": 2, "min_p": 1.0}, True, 1),
-        ("greedy, one weight, two logits", near, {"top_k": 1, "greedy": True}, True, 1),
+        ("equal tokens outside the list", flat, {"top_p": 0.9}, False, 0.0, 0),
+        ("min-p drops tokens of the list", peaked, {"min_p": 0.5}, True, ALMOST_ONE, 1),
+        ("top-k and min-p end at equals", flat, {"top_k": 2, "min_p": 1.0}, True, ALMOST_ONE, 1),
+        ("top-p of half, which two tokens have", halves, {"top_p": 0.5}, True, ALMOST_ONE, 2),
+        ("half of two equals", halves, {"top_k": 2}, True, 0.5, 1),
+        ("greedy, one weight", near, {"top_k": 1, "greedy": True}, True, ALMOST_ONE, 1),
     )
     wrong = []
-    for name, logits, settings, complete, token in cases:
-        given = one([logits], [], 0.0, 0.0 if name == cases[0][0] else ALMOST_ONE, **settings)
+    for name, logits, settings, complete, uniform, token in cases:
+        given = one([logits], [], 0.0, uniform, **settings)
         listed = accept_listed_triton(
             given, most=None, rows=1, rule="token", how=Tiling(1, 64), lists_of=(32,)
         )
@@ -177,6 +196,42 @@ def endings() -> list[str]:
         if bool(listed.complete) != complete or int(found.bonus) != token:
             wrong.append(f"{name}: complete {bool(listed.complete)}, {int(found.bonus)}")
     return wrong
+
+
+def edges() -> list[str]:
+    """Cases in which something is written outside the lists, or a token is listed that is none."""
+    wrong = []
+    equal, few = torch.zeros(3, 300), torch.tensor([[1.0, 0.0, -1.0]] * 3)
+    for name, logits, k in (("equal", equal, 20), ("few tokens", few, 4)):
+        given = Windows(
+            drafts=torch.zeros(3, 0, dtype=torch.int64),
+            lengths=torch.zeros(3, dtype=torch.int32),
+            logits=logits,
+            temperatures=torch.ones(3),
+            accept_uniforms=torch.zeros(3, 0, dtype=torch.float64),
+            bonus_uniforms=torch.full((3,), 0.5, dtype=torch.float64),
+            top_k=torch.full((3,), k, dtype=torch.int32),
+        )
+        made: list[torch.Tensor] = []
+        with mock.patch.object(torch, "empty", partial(walled, torch.empty, made)):
+            accept_listed_triton(given, most=k, rows=3, rule="block", how=Tiling(1, 64))
+        walls = torch.cat([each[part].double() for each in made for part in (WALL, BACK)])
+        inner = {each.dtype: each[64:-64].view(3, -1) for each in made if each.dtype != torch.uint8}
+        counts, tokens = inner[torch.float64][:, 4], inner[torch.int32]
+        listed = torch.cat([tokens[r, : int(counts[r])] for r in range(3)])
+        if not bool((walls == 7).all()) or not bool((listed < logits.shape[1]).all()):
+            wrong.append(f"{name}: {listed.max()}")
+    return wrong
+
+
+def walled(
+    empty: Callable[..., torch.Tensor], made: list[torch.Tensor], *shape: Any, **options: Any
+) -> torch.Tensor:
+    """As torch.empty, with 64 sevens in front and behind, all of which goes to `made`."""
+    sizes = tuple(shape[0]) if isinstance(shape[0], tuple) else shape
+    whole = empty(math.prod(sizes) + 128, **options).fill_(7)
+    made.append(whole)
+    return whole[64:-64].view(sizes)
 
 
 def by_block(given: Windows, arrivals: object = None, how: Tiling = TILINGS[0]) -> Outcome:
@@ -208,7 +263,10 @@ def main() -> None:
                 "cut": p_value(CUT, 3, by_block),
                 "loose": p_value(LOOSE, 4, by_both),
             },
-            "known": lambda: {"wrong": equals() + hand_made() + endings(), "bytes": sizes()},
+            "known": lambda: {
+                "wrong": [*equals(), *hand_made(), *endings(), *edges()],
+                "bytes": sizes(),
+            },
         }
     )
 

@@ -18,9 +18,11 @@ from typing import Any
 
 import httpx
 import pytest
+from rich.console import Console
 
+from sglang_dspark import extras
 from sglang_dspark.cli.report import write_sweep_report
-from sglang_dspark.cli.sweep import sweep
+from sglang_dspark.cli.sweep import prepare, sweep
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.loadtest.servers.ask import Served, ask_server
 from sglang_dspark.loadtest.sweep import run_dir
@@ -331,3 +333,14 @@ def test_one_of_file_and_servers_is_wanted() -> None:
             sweep(config=config, url=url)
     with pytest.raises(DSparkError, match="--smoke is of a sweep's file"):
         sweep(url=["http://h:1"], smoke=True)
+
+
+def test_a_library_that_the_load_needs_is_missed_before_anything_starts(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Locust runs in a process of its own, which would miss it after the warm-up."""
+    monkeypatch.setattr(extras, "not_installed", lambda extra: ["gevent", "locust"])
+    said = r"gevent, locust not installed: pip install '\.\[loadtest\]' in a checkout"
+    config: Any = None  # not looked at
+    with pytest.raises(DSparkError, match=said):
+        prepare(Console(), config, [], tmp_path)
