@@ -96,7 +96,7 @@ def accept_listed_triton(
     kept = Listed(*empty_outcome(requests, device), complete.view(torch.bool))
     if requests == 0:
         return kept
-    rows = max(rows, requests)  # each request has one, whatever the caller counts
+    rows = max(rows, requests)  # each request has one, also where lengths below 0 count as none
     vocab = given.logits.shape[1]
     needed = vocab if most is None else min(most, vocab)
     listed = next((each for each in lists_of if each >= needed), lists_of[-1])

@@ -173,7 +173,7 @@ def hand_made() -> list[str]:
 
 
 def endings() -> list[str]:
-    """Which lists are complete, and what is drawn where a threshold meets equal tokens."""
+    """Name the cases whose list is not as complete as it should be, or has another token drawn."""
     flat, peaked = [0.0] * 200, [20.0, 19.5, *[0.0] * 198]
     near = [0.1, 0.1 + 7.5e-9, *[0.0] * 198]  # two floats whose weights are one
     halves = [0.0, 0.0, *[math.log(0.5)] * 4, *[-200.0] * 194]
