@@ -125,7 +125,8 @@ neither.
 |---|---|
 | a reduced draft vocabulary of n tokens | copies of n rows of the LM head and of W2: \
 n (d + r) numbers, 172 MiB for 32,000 tokens of a target of width 2,560 in bfloat16 |
-| lists of kept tokens | of a verified row 1 KiB, 8 KiB or 32 KiB for a top-k up to 32, up to 256, or larger and none |
+| lists of kept tokens | of a verified row 1 KiB, 8 KiB or 32 KiB for a top-k up to 32, up to 256, \
+or larger and none |
 | penalties: counts of output tokens | 4 bytes times the vocabulary for each request, allocated \
 at the start for all slots up to 256 MiB (29 MB for 48 requests of 151,936 tokens) |
 | penalties: temporaries | at most 151 MB, for any number of requests with penalties |
