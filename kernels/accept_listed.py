@@ -91,16 +91,30 @@ def accept_listed_triton(
         raise ValueError(f'accept: rule must be "block" or "token", found {rule!r}')
     if given.skipped is not None:
         raise ValueError("accept: lists skip requests with a seed alone, leave skipped out")
-    (requests, gamma), device = given.drafts.shape, given.drafts.device
+    requests, device = len(given.drafts), given.drafts.device
     complete = torch.empty(requests, dtype=torch.uint8, device=device)
     kept = Listed(*empty_outcome(requests, device), complete.view(torch.bool))
     if requests == 0:
         return kept
-    rows = max(rows, requests)  # each request has one, also where lengths below 0 count as none
     vocab = given.logits.shape[1]
     needed = vocab if most is None else min(most, vocab)
     listed = next((each for each in lists_of if each >= needed), lists_of[-1])
-    columns = triton.next_power_of_2(vocab)
+    # Each request has a row, also where lengths below 0 count as none.
+    _launch(given, (*kept[:2], complete), max(rows, requests), listed, rule, how)
+    return kept
+
+
+def _launch(
+    given: Windows,
+    outcome: tuple[Tensor, Tensor, Tensor],
+    rows: int,
+    listed: int,
+    rule: str,
+    how: Tiling,
+) -> None:
+    """Make lists of `listed` tokens or more and write accepted, bonus and complete, `outcome`."""
+    (requests, gamma), device = given.drafts.shape, given.drafts.device
+    columns = triton.next_power_of_2(given.logits.shape[1])
     capacity = min(capacity_of(listed), columns)
     findings = torch.empty((rows, FINDINGS), dtype=torch.float64, device=device)
     lists = (
@@ -120,9 +134,8 @@ def accept_listed_triton(
     warps = warps_of(capacity)
     _cut_kernel[(groups, gamma + 1)](*operands, **sizes, num_warps=warps)
     _keep_kernel[(groups,)](
-        *operands, *kept[:2], complete, **sizes, whole=rule == "block" and whole, num_warps=warps
+        *operands, *outcome, **sizes, whole=rule == "block" and whole, num_warps=warps
     )
-    return kept
 
 
 def _sizes(given: Windows, how: Tiling, rows: int, capacity: int) -> dict[str, int]:
