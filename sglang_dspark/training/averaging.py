@@ -35,8 +35,8 @@ def average(first: Path, second: Path, share: float, out: Path) -> None:
     raw, other = read_config(first), read_config(second)
     if CONFIG_KEY in raw:
         raise DSparkError(f"{first} has quantised experts; average what it was made from")
-    if raw != other:
-        keys = sorted(k for k in raw.keys() | other.keys() if raw.get(k) != other.get(k))
+    unlike = (k for k in raw.keys() | other.keys() if raw.get(k) != other.get(k))
+    if keys := sorted(k for k in unlike if k != "dtype"):  # a run's files are float32
         raise DSparkError(
             f"{first} and {second} have another config.json, in {brief(', '.join(keys), 60)}: "
             "average two stages of one drafter"

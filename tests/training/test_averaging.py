@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 from sglang_dspark.cli import train
 from sglang_dspark.drafter import load_drafter
+from sglang_dspark.drafter.checkpoint import write_checkpoint
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.families.mtp.checkpoint import TOKEN_MAP
 from sglang_dspark.families.mtp.shape import MTPShape
@@ -63,6 +64,21 @@ def test_mtp_is_averaged_too(config, tmp_path):
         assert torch.equal(b[name], out[name]), name
     maps = [(each / TOKEN_MAP).read_bytes() for each in (first, tmp_path / "out")]
     assert maps[0] == maps[1]
+
+
+def test_a_bfloat16_drafter_is_averaged_with_a_stage_in_float32(config, tmp_path):
+    """As shipped files and a run's own are; the result has the first one's type."""
+    first, second = _stages(config, tmp_path)
+    shipped = tmp_path / "shipped"
+    shipped.mkdir()
+    tensors = load_file(str(first / "model.safetensors"))
+    halves = {n: t.bfloat16() if t.is_floating_point() else t for n, t in tensors.items()}
+    write_checkpoint(shipped, halves, json.loads((first / "config.json").read_text()))
+    average(shipped, second, 0.5, tmp_path / "out")
+    kinds = {each.dtype for each in load_file(str(tmp_path / "out" / "model.safetensors")).values()}
+    assert torch.bfloat16 in kinds
+    assert torch.float32 not in kinds
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["dtype"] == "bfloat16"
 
 
 def _changed(path, to, change):
