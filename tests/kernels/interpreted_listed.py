@@ -146,15 +146,7 @@ def equals() -> list[str]:
         logits[0, 5::every] = 3.0
         logits[0, 690] = 4.0
         for k, uniform in CHOICES:
-            given = Windows(
-                drafts=torch.zeros(1, 0, dtype=torch.int64),
-                lengths=torch.zeros(1, dtype=torch.int32),
-                logits=logits,
-                temperatures=torch.ones(1),
-                accept_uniforms=torch.zeros(1, 0, dtype=torch.float64),
-                bonus_uniforms=torch.tensor([uniform], dtype=torch.float64),
-                top_k=torch.tensor([k], dtype=torch.int32),
-            )
+            given = one(logits.tolist(), [], 0.0, uniform, top_k=k)
             found = accept_listed_triton(given, most=k, rows=1, rule="block", how=Tiling(1, 64))
             if not bool(found.complete) or int(found.bonus) != int(reference(given).bonus):
                 wrong.append(f"top-k {k}: {int(found.bonus)}")
