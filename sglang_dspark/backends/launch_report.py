@@ -27,6 +27,7 @@ from sglang_dspark.drafter.config import DrafterConfig as Drafter
 from sglang_dspark.drafter.weight_files import stored_tensors
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.families.chain.served import chain_gamma, is_chain
+from sglang_dspark.models.resolve import offline_if_unreachable
 from sglang_dspark.schedule import compiled
 from sglang_dspark.serving import mode, on_demand, startup, upstream
 
@@ -109,7 +110,9 @@ def _examine(words: Sequence[str], report: LaunchReport) -> None:
     device = str(record.device or startup.active_device())
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise _NotStartingError("--device cuda, and torch finds no CUDA device on this machine")
-    with _refusals():
+    models = (record.model_path, record.speculative_draft_model_path)
+    fetched = any(name is not None and not Path(name).exists() for name in models)
+    with _refusals(), offline_if_unreachable() if fetched else contextlib.nullcontext():
         record.resolve_once()
     args = upstream.resolving_view(record)
     _device_facts(args, report)

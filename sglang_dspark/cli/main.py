@@ -93,6 +93,10 @@ def main() -> None:
             app()
         finally:
             sys.stdout.flush()  # here, where a failure can be told, not when Python ends
+    except SystemExit as done:
+        if doctor.launch_reported:
+            os._exit(int(done.code or 0))  # half a second less than freeing 600 MiB of modules
+        raise
     except DSparkError as error:
         print(f"dspark: {error}", file=sys.stderr)
     except ModuleNotFoundError as error:

@@ -8,8 +8,13 @@ alone: the other formats are pickles, which can run code.
 from __future__ import annotations
 
 import re
+import socket
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from sglang_dspark.common.files import FAULTS, brief, fault, load_json
 from sglang_dspark.errors import DSparkError
@@ -18,6 +23,7 @@ FILES = ("*.json", "*.safetensors", "*.txt", "*.jinja", "tokenizer.model")
 LEFT_OUT = ("*/*", "consolidated*")  # other formats, and a second copy of the same weights
 _ID = re.compile(r"(?P<name>[A-Za-z0-9][\w.-]*/[\w.-]*\w)(?:@(?P<revision>\w[\w./-]*))?")
 _INDEX = "model.safetensors.index.json"
+_CONNECTING = 3.0  # seconds that a connection to the Hub may take
 _BEHIND = re.compile(r"models--(?P<owner>.+?)--(?P<name>.+)")  # the cache's folder of a model
 
 
@@ -55,6 +61,34 @@ def model_name(folder: Path) -> str:
     return f"{cached['owner']}/{cached['name']}@{folder.name[:8]}"
 
 
+@contextmanager
+def offline_if_unreachable() -> Iterator[None]:
+    """Let the Hub's client use its cache alone while no connection to the Hub opens.
+
+    It would retry each file for half a minute. Behind a proxy nothing is checked.
+    """
+    from huggingface_hub import constants
+
+    before = constants.HF_HUB_OFFLINE
+    constants.HF_HUB_OFFLINE = before or not _is_reachable(constants.ENDPOINT)
+    try:
+        yield
+    finally:
+        constants.HF_HUB_OFFLINE = before
+
+
+def _is_reachable(address: str) -> bool:
+    parts = urlsplit(address)
+    if parts.scheme in urllib.request.getproxies():
+        return True
+    port = parts.port or {"http": 80}.get(parts.scheme, 443)
+    try:
+        socket.create_connection((parts.hostname or "", port), _CONNECTING).close()
+    except OSError:
+        return False
+    return True
+
+
 def _snapshot(given: str, name: str, revision: str | None) -> Path:
     from httpx import HTTPError
     from huggingface_hub import errors, snapshot_download
@@ -65,7 +99,8 @@ def _snapshot(given: str, name: str, revision: str | None) -> Path:
         "ignore_patterns": list(LEFT_OUT),
     }
     try:
-        return Path(snapshot_download(name, **wanted))
+        with offline_if_unreachable():
+            return Path(snapshot_download(name, **wanted))
     except errors.GatedRepoError:
         why = "its owner must let you in: ask on its page, then set HF_TOKEN"
     except errors.RepositoryNotFoundError:

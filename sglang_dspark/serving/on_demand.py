@@ -10,9 +10,10 @@ replaced by a stub: what is used after all is imported, patched and compiled.
 from __future__ import annotations
 
 import functools
+import importlib.metadata
 import sys
 import types
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
@@ -35,14 +36,15 @@ def examination() -> Iterator[None]:
 
     if _TRANSFORMERS not in sys.modules:
         report_imports([_TRANSFORMERS], _scan_once)
-    compiling = torch.compile
+    compiling, listing = torch.compile, importlib.metadata.packages_distributions
     torch.compile = _on_first_call(compiling)
+    importlib.metadata.packages_distributions = lambda: _Distributions(listing)
     _examinations.append(None)
     try:
         yield
     finally:
         _examinations.pop()
-        torch.compile = compiling
+        torch.compile, importlib.metadata.packages_distributions = compiling, listing
 
 
 def _on_first_call(compiling: Callable[..., Any]) -> Callable[..., Any]:
@@ -63,6 +65,29 @@ def _on_first_call(compiling: Callable[..., Any]) -> Callable[..., Any]:
         return call
 
     return compile_later
+
+
+class _Distributions(Mapping[str, list[str]]):
+    """Distributions by the name of a package they install, looked up when they are requested.
+
+    Transformers lists the files of all installed distributions when it is imported, and looks up
+    two names: torch and accelerate, whose distributions have the names of their packages.
+    """
+
+    def __init__(self, listing: Callable[[], Mapping[str, list[str]]]) -> None:
+        self._all = functools.cache(listing)
+
+    def __getitem__(self, package: str) -> list[str]:
+        try:
+            return [importlib.metadata.distribution(package).name]
+        except importlib.metadata.PackageNotFoundError:
+            return self._all()[package]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._all())
+
+    def __len__(self) -> int:
+        return len(self._all())
 
 
 def _scan_once(modules: list[str]) -> None:

@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 
 from sglang_dspark.backends import launch_report
 from sglang_dspark.backends.launch_report import LaunchReport
+from sglang_dspark.cli import doctor
 from sglang_dspark.cli.main import app
 from sglang_dspark.families.eagle3.checkpoint import save_eagle3
 from tests.families.helpers import random_drafter
@@ -291,7 +292,7 @@ def test_the_exit_status_is_the_verdicts(scheduled: bool, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(launch_report, "report_launch", reporting)
     monkeypatch.setattr(gc, "disable", lambda: None)  # this process does not end here
-    monkeypatch.setattr(gc, "freeze", lambda: None)
+    monkeypatch.setattr(doctor, "launch_reported", False)
     done = CliRunner().invoke(app, ["doctor", "--serve", "--model-path x"])
     assert done.stdout.splitlines() == ["device: cpu", "verdict: as it is"]
     assert done.exit_code == (0 if scheduled else 1)
@@ -299,6 +300,22 @@ def test_the_exit_status_is_the_verdicts(scheduled: bool, monkeypatch: pytest.Mo
     assert json.loads(done.stdout) == report.as_json()
     CliRunner().invoke(app, ["doctor", "--all", "--serve", "--model-path x"])
     assert asked == [("--model-path x", False)] * 2 + [("--model-path x", True)]
+
+
+def test_the_command_ends_with_its_output_written(folder: Path) -> None:
+    """The process ends without freeing its modules: through a pipe nothing may be lost."""
+    line = CASES[0].arguments(folder)
+    for named, status in ((line, 0), (line.replace("DSPARK", "NGRAM"), 1)):
+        done = subprocess.run(
+            [sys.executable, "-m", "sglang_dspark.cli.main", "doctor", "--serve", named],
+            capture_output=True,
+            text=True,
+            timeout=600,
+            check=False,
+        )
+        assert done.returncode == status, done.stderr
+        assert done.stdout.splitlines()[-1].startswith("verdict: starts, ")
+        assert done.stderr == ""
 
 
 @pytest.mark.parametrize("hub", [True, False])

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,7 +17,7 @@ import pytest
 
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.models.drafters import DEMO_DRAFTER, find_drafter, shipped_drafter_path
-from sglang_dspark.models.resolve import model_name, resolve
+from sglang_dspark.models.resolve import model_name, offline_if_unreachable, resolve
 from tests.models.hub import SHA, Hub, serving
 
 WEIGHTS = bytes(range(256)) * 400
@@ -139,6 +140,41 @@ def test_offline_and_not_in_the_cache(tmp_path: Path, hub: Hub) -> None:
     assert "the hub cannot be reached" in refused("org/model", tmp_path)
     gone = Hub({}, url="http://127.0.0.1:9")  # the discard port: nobody listens
     assert "the hub cannot be reached" in refused("org/model", tmp_path, gone)
+
+
+def test_a_hub_that_cannot_be_reached_is_not_waited_for(
+    tmp_path: Path, hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The client's own six attempts for a file are 23 seconds of waiting."""
+    from huggingface_hub import constants
+
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        dead = f"http://127.0.0.1:{closed.getsockname()[1]}"
+    for proxy in ("HTTP_PROXY", "http_proxy", "HTTPS_PROXY", "https_proxy", "ALL_PROXY"):
+        monkeypatch.delenv(proxy, raising=False)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    for address, offline in ((hub.url, False), (dead, True), ("http://no.such.invalid", True)):
+        monkeypatch.setattr(constants, "ENDPOINT", address)
+        with offline_if_unreachable():
+            assert offline == constants.HF_HUB_OFFLINE, address
+        assert not constants.HF_HUB_OFFLINE
+    monkeypatch.setenv("http_proxy", dead)
+    with offline_if_unreachable():
+        assert not constants.HF_HUB_OFFLINE, "a proxy may reach what this machine cannot"
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(constants, "ENDPOINT", hub.url)
+    with offline_if_unreachable():
+        assert constants.HF_HUB_OFFLINE, "as the user chose"
+    assert constants.HF_HUB_OFFLINE
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "ENDPOINT", dead)
+    monkeypatch.delenv("http_proxy")
+    waits: list[float] = []
+    monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", waits.append)
+    with pytest.raises(DSparkError, match="the hub cannot be reached"):
+        resolve("org/model")
+    assert waits == []
 
 
 def test_a_download_cut_short_is_not_believed(tmp_path: Path, hub: Hub) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import importlib.metadata
 import inspect
 import sys
 import types
@@ -103,4 +104,38 @@ def test_transformers_forgets_folders() -> None:
     """Drop `_scan_once` when this fails: Transformers caches enough by itself then."""
     from transformers.utils import import_utils
 
-    assert import_utils.create_import_structure_from_path.cache_info().maxsize == 128
+    source = inspect.getsource(import_utils)  # another test may have replaced the function
+    assert "@lru_cache\ndef create_import_structure_from_path(" in source
+
+
+def test_distributions_are_listed_only_for_an_unusual_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    listed = importlib.metadata.packages_distributions()
+    calls = []
+
+    def listing() -> dict[str, list[str]]:
+        calls.append(None)
+        return dict(listed)
+
+    monkeypatch.setattr(importlib.metadata, "packages_distributions", listing)
+    with on_demand.examination():
+        found = importlib.metadata.packages_distributions()
+        assert (found["torch"], found["accelerate"]) == (["torch"], ["accelerate"])
+        assert found.get("torch") == listed["torch"]
+        assert calls == []
+        assert found["yaml"] == listed["yaml"] != ["yaml"]
+        assert found.get("no_such_package") is None
+        assert "no_such_package" not in found
+        assert dict(found).keys() == listed.keys()
+        assert len(found) == len(listed)
+        assert calls == [None], "once"
+    assert importlib.metadata.packages_distributions is listing
+
+
+def test_transformers_lists_the_distributions() -> None:
+    """Drop `_Distributions` when this fails."""
+    from transformers.utils import import_utils
+
+    assert "torch" in import_utils.PACKAGE_DISTRIBUTION_MAPPING
+    assert "packages_distributions()" in inspect.getsource(import_utils)
