@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from sglang_dspark.serving.diagnosis import Diagnosis, SeamReport
 
-launch_reported = False  # then `main` ends the process without freeing what it has imported
+reported = False  # then `main` ends the process without freeing what it has imported
 _COLOURS = {"installed": "green", "inert": "dim", "mismatch": "red", "not installed": "yellow"}
 
 
@@ -41,6 +41,9 @@ def doctor(
 
     Exit status 0 when one can, 1 otherwise. With --serve 0 when that server is scheduled.
     """
+    global reported
+    gc.disable()  # this process imports and ends: collections would be a third of its time
+    reported = True
     if serve is not None:
         raise typer.Exit(_report_launch(serve, everything, as_json))
     with _without_chatter(shown=everything or as_json):
@@ -64,13 +67,10 @@ def doctor(
 
 def _report_launch(line: str, everything: bool, as_json: bool) -> int:
     """Print what a server with this argument line would do; return the exit status."""
-    global launch_reported
-    gc.disable()  # this process imports and ends: collections would be a third of its time
     with _without_chatter(shown=everything or as_json):
         from sglang_dspark.backends.launch_report import report_launch
 
         found = report_launch(line, complete=everything)
-    launch_reported = True
     if as_json:
         print(json.dumps(found.as_json(), indent=2))
     else:

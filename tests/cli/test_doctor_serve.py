@@ -292,7 +292,7 @@ def test_the_exit_status_is_the_verdicts(scheduled: bool, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(launch_report, "report_launch", reporting)
     monkeypatch.setattr(gc, "disable", lambda: None)  # this process does not end here
-    monkeypatch.setattr(doctor, "launch_reported", False)
+    monkeypatch.setattr(doctor, "reported", False)
     done = CliRunner().invoke(app, ["doctor", "--serve", "--model-path x"])
     assert done.stdout.splitlines() == ["device: cpu", "verdict: as it is"]
     assert done.exit_code == (0 if scheduled else 1)
