@@ -128,18 +128,25 @@ def test_unequal_training_is_stated(tool: ModuleType, tmp_path: Path) -> None:
         folder.mkdir(exist_ok=True)
         (folder / "training.json").write_text(json.dumps({"stages": stages}))
 
-    def stage(steps: int, answers: int, **more: Any) -> dict[str, Any]:
-        return {"config": {"schedule": {"steps": steps}}, "sequences": answers, **more}
+    def stage(steps: int, answers: int, gamma: int = 5, **more: Any) -> dict[str, Any]:
+        schedule = {"steps": steps, "sequences_per_step": 6, "anchors_per_sequence": 24}
+        config = {"schedule": schedule, "drafter": {"gamma": gamma}}
+        return {"config": config, "sequences": answers, **more}
 
     card("mtp1", stage(2000, 6000))
     card("dspark", stage(8000, 6000), stage(8000, 7000, sequences_at_end=9000))
     said = tool.trained_alike(tmp_path)
-    facts = "MTP-1's for 2,000 steps on 6,000 answers, DSpark's for 16,000 on 9,000;"
+    facts = (
+        "MTP-1's for 2,000 steps (1.4 M draft tokens) on 6,000 answers, DSpark's for 16,000 "
+        "(11.5 M) on 9,000;"
+    )
     assert f"not trained alike**: {facts}" in said
     card("dspark", stage(2000, 6000, sequences_at_end=6001))
     assert "not trained alike" in tool.trained_alike(tmp_path), "as many steps, other answers"
     card("dspark", stage(1000, 8000), stage(1000, 6000))
     assert "not trained alike" in tool.trained_alike(tmp_path), "an earlier stage had more"
+    card("dspark", stage(1000, 6000), stage(1000, 6000, gamma=4))
+    assert "not trained alike" in tool.trained_alike(tmp_path), "fewer draft tokens"
     card("dspark", stage(1000, 6000), stage(1000, 6000))
     assert "were trained alike" in tool.trained_alike(tmp_path)
 

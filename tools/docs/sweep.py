@@ -80,22 +80,30 @@ def section(document: Mapping[str, Any]) -> str:
 def trained_alike(folder: Path = ROOT / "drafters") -> str:
     """State how long both served drafters were trained, and on how much, from `training.json`.
 
-    Alike are only drafters of as many steps on as many answers, in their stage of the most.
+    Alike are only drafters of as many steps and draft tokens on as many answers, in their stage of
+    the most.
     """
     mtp1, dspark = (_training(folder / f"smollm2-135m-{kind}") for kind in ("mtp1", "dspark"))
-    said = "MTP-1's for {:,} steps on {:,} answers, DSpark's for {:,} on {:,}".format(
-        *mtp1, *dspark
+    said = (
+        "MTP-1's for {:,} steps ({:.1f} M draft tokens) on {:,} answers, DSpark's for {:,} "
+        "({:.1f} M) on {:,}".format(*mtp1, *dspark)
     )
     if mtp1 == dspark:
         return f"The drafters were trained alike: {said}."
     return f"**The drafters were not trained alike**: {said}; part of these ratios is training."
 
 
-def _training(drafter: Path) -> tuple[int, int]:
-    """Return the steps of all stages, and the answers of the stage that had the most."""
+def _training(drafter: Path) -> tuple[int, float, int]:
+    """Return steps and millions of draft tokens of all stages, and the most answers of a stage."""
     stages = load_json(drafter / "training.json")["stages"]
-    steps = sum(int(stage["config"]["schedule"]["steps"]) for stage in stages)
-    return steps, max(int(each.get("sequences_at_end", each["sequences"])) for each in stages)
+    steps, tokens = 0, 0
+    for config in (stage["config"] for stage in stages):
+        schedule = config["schedule"]
+        blocks = schedule["sequences_per_step"] * schedule["anchors_per_sequence"]
+        steps += schedule["steps"]
+        tokens += schedule["steps"] * blocks * config["drafter"]["gamma"]
+    answers = max(int(each.get("sequences_at_end", each["sequences"])) for each in stages)
+    return steps, tokens / 1e6, answers
 
 
 def load_section(document: Mapping[str, Any]) -> str:
