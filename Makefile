@@ -15,7 +15,6 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.set-up
 VENV_pip = $(PYTHON) -m venv
 VENV_uv = uv venv --quiet --seed --allow-existing --python $(PYTHON)
-COMMIT = $(shell git rev-parse --short HEAD)
 HALF := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
 .DEFAULT_GOAL := help
@@ -29,7 +28,7 @@ help:
 	@echo 'make test     the tests;   make lint types: the other checks;   make clean: remove .venv'
 	@echo 'make docs     the pages of docs/ as a site in site/;   make docs-reference: its generated pages'
 	@echo 'make tutorial the commands of docs/training.md: own prompts to a served drafter of your own'
-	@echo 'make figures  every figure of the README, of this commit: 40 minutes on an idle machine'
+	@echo 'make figures  figures of README and pages, of this commit: hours, idle machine (ARGS="load")'
 	@echo 'make mutants  faults put into a copy of the source: which test kills each (ARGS="-k name")'
 	@echo 'make fuzz     50,000 generated files, cut-off writes and requests (ARGS="--cases 9000")'
 
@@ -71,15 +70,7 @@ tutorial: setup
 	@$(BIN)/python tools/tutorial/run.py $(ARGS)
 
 figures: setup
-	@test -z "$$(git status --porcelain)" || { echo 'figures: commit the changes first'; exit 1; }
-	@$(BIN)/dspark sweep --config cpu-demo --out runs/figures-$(COMMIT) \
-		--json results/sweep_cpu.json --on-death continue
-	@$(BIN)/dspark report runs/figures-$(COMMIT) --out docs/sweep-cpu-demo.html
-	@$(BIN)/python tools/docs/sweep.py
-	@$(BIN)/python tools/docs/picture.py --title 'make demo' --part '[math-01]' '[math-02]' \
-		--part '[code-01]' '[code-02]' --part '[chat-01]' '[chat-02]' \
-		--part 'DSPARK against plain' 'Steps whose' --part 'DSPARK here' '' \
-		docs/demo.svg $(BIN)/dspark demo $(ARGS)
+	@$(BIN)/python -m tools.figures $(ARGS)
 
 mutants: setup
 	@$(BIN)/python -m tests.mutants $(ARGS)

@@ -1,0 +1,165 @@
+"""Measure the figures of the README and of docs/ anew, all at one commit: `make figures`.
+
+`python -m tools.figures` runs every part in turn, `python -m tools.figures load sampled` these two,
+`--list` says what there is. A part whose result files already have this commit is skipped, so a run
+that was cut off goes on where it stopped. It takes hours, on a machine that does nothing else.
+"""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from sglang_dspark.common.files import load_json
+from sglang_dspark.errors import DSparkError
+from sglang_dspark.loadtest.results import commit
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = ("python tools/docs/sweep.py", "python -m tools.docs.screen")
+
+
+@dataclass(frozen=True)
+class Part:
+    """Commands that write result files, on two cores in about so many minutes.
+
+    {runs}: a folder of this commit. needs: a path that is not in the repository; what makes it is
+    said at the top of the configuration.
+    """
+
+    minutes: int
+    results: tuple[str, ...]
+    commands: tuple[str, ...]
+    needs: str = ""
+
+
+def _sweep(minutes: int, config: str, result: str, *more: str, needs: str = "") -> Part:
+    sweep = (
+        f"dspark sweep --config {config} --out {{runs}}/{config} --json results/{result}.json "
+        "--on-death continue"
+    )
+    return Part(minutes, (result,), (sweep, *more), needs)
+
+
+def _bench(minutes: int, result: str, command: str, flag: str = "--json") -> Part:
+    return Part(minutes, (result,), (f"dspark bench {command} {flag} results/{result}.json",))
+
+
+_SCREEN = "dspark bench screen --json results/screen_cpu.json"
+_TINY = f"{_SCREEN} --target runs/pair/target --drafter runs/pair/listening --pool-tokens 1408"
+_THRESHOLD = "--config tools/screen-threshold.yaml"
+_DEMO = (
+    "python tools/docs/picture.py --title 'make demo' --part '[math-01]' '[math-02]' "
+    "--part '[code-01]' '[code-02]' --part '[chat-01]' '[chat-02]' "
+    "--part 'DSPARK against plain' 'Steps whose' --part 'DSPARK here' '' docs/demo.svg dspark demo"
+)
+PARTS: Mapping[str, Part] = {
+    "load": _sweep(
+        35, "cpu-demo", "sweep_cpu", "dspark report {runs}/cpu-demo --out docs/sweep-cpu-demo.html",
+        _DEMO,
+    ),
+    "sampled": _sweep(12, "cpu-demo-sampled", "sweep_sampled_cpu"),
+    "burst": _sweep(10, "cpu-burst", "sweep_burst_cpu"),
+    "deeper": _sweep(40, "deeper", "sweep_deeper_cpu"),
+    "golden": _sweep(
+        25, "golden-qwen3-0.6b-reduced", "sweep_golden_reduced_cpu",
+        "dspark report {runs}/golden-qwen3-0.6b-reduced --out docs/sweep-golden.html",
+    ),
+    "headless": _sweep(20, "headless", "sweep_headless_cpu", needs="runs/headless/dflash-dspark"),
+    "gammas": _bench(20, "adaptive_cpu", "adaptive --mean-tokens 40 --gammas 1,2,5 --trials 6"),
+    "gammas-few-users": _bench(
+        15, "adaptive_few_users_cpu",
+        "adaptive --concurrency 1,2 --gammas 2,4,5 --trials 8 --mean-tokens 40",
+    ),
+    "gammas-many-users": _bench(
+        15, "adaptive_many_users_cpu",
+        "adaptive --mean-tokens 40 --trials 8 --concurrency 16,32 --gammas 1",
+    ),
+    "serve": _bench(5, "serve_cpu", "serve --max-new-tokens 64 --repeats 4", "--out"),
+    "screen": Part(
+        40, ("screen_cpu",),
+        (
+            "python -m tests.integration.tiny_models runs/pair",
+            f"{_TINY} --requests 12096 {_THRESHOLD} --label 'tiny, windows by confidence'",
+            f"{_TINY} --requests 1440 --seed 1 --label 'tiny, default scheduler'",
+            f"{_SCREEN} --requests 576 --label 'demo, default scheduler'",
+            f"{_SCREEN} --requests 576 {_THRESHOLD} --label 'demo, drafts by a threshold'",
+        ),
+    ),
+    "soak": _bench(35, "soak_cpu", "soak --minutes 30 --users 4"),
+    "llama": _bench(15, "llama_cpu", "llama --repeats 8"),
+    "llama-int8": _bench(
+        10, "llama_int8_cpu", "llama --weights int8 --formats q8_0,q4_0 --repeats 6"
+    ),
+    "llama-two-threads": _bench(
+        10, "llama_two_threads_cpu",
+        "llama --threads 2 --weights int8 --formats q8_0,q4_0 --repeats 5",
+    ),
+    "planner": _bench(2, "planner", "planner", "--out"),
+}  # fmt: skip
+
+
+def main(
+    parts: Annotated[list[str] | None, typer.Argument(help="Parts by name; all if none.")] = None,
+    listed: Annotated[bool, typer.Option("--list", help="Name the parts and end.")] = False,
+) -> None:
+    """Measure parts of the figures at the checkout's commit, and write the pages from them."""
+    wrong = sorted(set(parts or ()) - PARTS.keys())
+    if wrong:
+        raise DSparkError(f"no part {', '.join(wrong)}; there are {', '.join(PARTS)}")
+    now = commit()
+    for name in parts or PARTS:
+        part = PARTS[name]
+        if listed:
+            print(f"{name}: {part.minutes} minutes, {_commits(part)}")
+        elif now.endswith("+changes"):
+            raise DSparkError("commit the changes first: figures are of one commit")
+        elif part.needs and not (ROOT / part.needs).exists():
+            print(f"== {name}: skipped, {part.needs} is missing; see its configuration")
+        elif _done(part, now):
+            print(f"== {name}: there already, of this commit")
+        else:
+            print(f"== {name}: about {part.minutes} minutes", flush=True)
+            _run([*part.commands, *PAGES], f"runs/figures-{now[:8]}")
+
+
+def _done(part: Part, now: str) -> bool:
+    return all(
+        (ROOT / "results" / f"{name}.json").is_file() and _commit_of(name) == now
+        for name in part.results
+    )
+
+
+def _commits(part: Part) -> str:
+    return ", ".join(f"results/{name}.json of {_commit_of(name)[:8]}" for name in part.results)
+
+
+def _commit_of(name: str) -> str:
+    return str(load_json(ROOT / "results" / f"{name}.json")["commit"])
+
+
+def _run(commands: Sequence[str], runs: str) -> None:
+    """Run commands from the repository's root; DSparkError names the first that fails."""
+    for command in commands:
+        line = command.replace("{runs}", runs)
+        print(f"$ {line}", flush=True)
+        program, *words = shlex.split(line)
+        beside = Path(sys.executable).with_name(program)
+        status = subprocess.run([str(beside), *words], cwd=ROOT, check=False).returncode
+        if status:
+            raise DSparkError(f"status {status} of {line}; run again to go on from there")
+
+
+if __name__ == "__main__":
+    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    app.command()(main)
+    try:
+        app()
+    except DSparkError as error:
+        sys.exit(f"figures: {error}")
