@@ -46,6 +46,11 @@ def doctor(
     reported = True
     if serve is not None:
         raise typer.Exit(_report_launch(serve, everything, as_json))
+    raise typer.Exit(_report_installation(everything, as_json))
+
+
+def _report_installation(everything: bool, as_json: bool) -> int:
+    """Print what is installed and what is wrong with it; return the exit status."""
     with _without_chatter(shown=everything or as_json):
         from sglang_dspark.backends.kernel_report import look_at_kernels
         from sglang_dspark.patches.seam_report import look_at_seams
@@ -62,7 +67,7 @@ def doctor(
             _show_facts(console, found)
             _show_seams(console, found)
         _show_verdict(console, found)
-    raise typer.Exit(0 if found.fit else 1)
+    return 0 if found.fit else 1
 
 
 def _report_launch(line: str, everything: bool, as_json: bool) -> int:
