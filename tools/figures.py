@@ -7,6 +7,7 @@ that was cut off goes on where it stopped. It takes hours, on a machine that doe
 
 from __future__ import annotations
 
+import os
 import shlex
 import subprocess
 import sys
@@ -22,6 +23,8 @@ from sglang_dspark.errors import DSparkError
 from sglang_dspark.loadtest.results import commit
 
 ROOT = Path(__file__).resolve().parents[1]
+# Commands start others by name, so this environment's come first.
+_ENVIRONMENT = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
 PAGES = ("python tools/docs/sweep.py", "python -m tools.docs.screen")
 
 
@@ -29,8 +32,8 @@ PAGES = ("python tools/docs/sweep.py", "python -m tools.docs.screen")
 class Part:
     """Commands that write result files, on two cores in about so many minutes.
 
-    {runs}: a folder of this commit. needs: a path that is not in the repository; what makes it is
-    said at the top of the configuration.
+    results: in results/; a part without any is always run. {runs}: a folder of this commit. needs:
+    a path that is not in the repository; the top of the configuration says what makes it.
     """
 
     minutes: int
@@ -61,9 +64,9 @@ _DEMO = (
 )
 PARTS: Mapping[str, Part] = {
     "load": _sweep(
-        35, "cpu-demo", "sweep_cpu", "dspark report {runs}/cpu-demo --out docs/sweep-cpu-demo.html",
-        _DEMO,
+        35, "cpu-demo", "sweep_cpu", "dspark report {runs}/cpu-demo --out docs/sweep-cpu-demo.html"
     ),
+    "demo": Part(2, (), (_DEMO,)),
     "sampled": _sweep(12, "cpu-demo-sampled", "sweep_sampled_cpu"),
     "burst": _sweep(10, "cpu-burst", "sweep_burst_cpu"),
     "deeper": _sweep(40, "deeper", "sweep_deeper_cpu"),
@@ -117,7 +120,7 @@ def main(
     for name in parts or PARTS:
         part = PARTS[name]
         if listed:
-            print(f"{name}: {part.minutes} minutes, {_commits(part)}")
+            print(f"{name}: {part.minutes} minutes{_commits(part)}")
         elif now.endswith("+changes"):
             raise DSparkError("commit the changes first: figures are of one commit")
         elif part.needs and not (ROOT / part.needs).exists():
@@ -130,18 +133,17 @@ def main(
 
 
 def _done(part: Part, now: str) -> bool:
-    return all(
-        (ROOT / "results" / f"{name}.json").is_file() and _commit_of(name) == now
-        for name in part.results
-    )
+    there = [ROOT / "results" / f"{name}.json" for name in part.results]
+    return bool(there) and all(file.is_file() and _commit_of(file) == now for file in there)
 
 
 def _commits(part: Part) -> str:
-    return ", ".join(f"results/{name}.json of {_commit_of(name)[:8]}" for name in part.results)
+    there = [ROOT / "results" / f"{name}.json" for name in part.results]
+    return "".join(f", results/{file.name} of {_commit_of(file)[:8]}" for file in there)
 
 
-def _commit_of(name: str) -> str:
-    return str(load_json(ROOT / "results" / f"{name}.json")["commit"])
+def _commit_of(file: Path) -> str:
+    return str(load_json(file)["commit"])
 
 
 def _run(commands: Sequence[str], runs: str) -> None:
@@ -149,9 +151,7 @@ def _run(commands: Sequence[str], runs: str) -> None:
     for command in commands:
         line = command.replace("{runs}", runs)
         print(f"$ {line}", flush=True)
-        program, *words = shlex.split(line)
-        beside = Path(sys.executable).with_name(program)
-        status = subprocess.run([str(beside), *words], cwd=ROOT, check=False).returncode
+        status = subprocess.run(shlex.split(line), cwd=ROOT, env=_ENVIRONMENT).returncode
         if status:
             raise DSparkError(f"status {status} of {line}; run again to go on from there")
 

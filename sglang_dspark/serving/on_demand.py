@@ -21,6 +21,7 @@ from typing import Any
 
 Report = Callable[[list[str]], None]
 _TRANSFORMERS, _SCAN = "transformers.utils.import_utils", "create_import_structure_from_path"
+_NAMES = "fetch__all__"  # of it: the list `__all__` in a file's text
 _examinations: list[None] = []  # those that run now
 
 
@@ -93,12 +94,24 @@ class _Distributions(Mapping[str, list[str]]):
 def _scan_once(modules: list[str]) -> None:
     """Let Transformers read its folders of models once, not once for each of two lazy modules.
 
-    It caches what it finds in a folder, but only 128 of them, and it has several hundred.
+    It caches what it finds in a folder, but only 128 of them, and it has several hundred. It looks
+    for the last line that begins with `__all__` line by line, in two million lines.
     """
     utilities = sys.modules[_TRANSFORMERS]
+    names: Any = getattr(utilities, _NAMES, None)
+    if names is not None:
+        setattr(utilities, _NAMES, _from_last_line(names))
     scan: Any = getattr(utilities, _SCAN, None)
     if hasattr(scan, "cache_info"):
         setattr(utilities, _SCAN, functools.cache(scan.__wrapped__))
+
+
+def _from_last_line(names: Callable[[str], list[str]]) -> Callable[[str], list[str]]:
+    @functools.wraps(names)
+    def find(text: str) -> list[str]:
+        return names(text[text.rfind("\n__all__") + 1 :])
+
+    return find
 
 
 def report_imports(modules: Iterable[str], report: Report) -> None:

@@ -139,3 +139,29 @@ def test_transformers_lists_the_distributions() -> None:
 
     assert "torch" in import_utils.PACKAGE_DISTRIBUTION_MAPPING
     assert "packages_distributions()" in inspect.getsource(import_utils)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "import a\n", "__all__ = ['a']", "x = '__all__'\n__all__ = [\n    'a',\n    'b',\n]\nx\n",
+     "__all__ = ['a']\n__all__ = ['b', 'c']", "__all__ += 1\n__all__ = ['b', 'c']\n# __all__\n"],
+)  # fmt: skip
+def test_names_of_a_file_are_those_transformers_finds(
+    text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from transformers.utils import import_utils
+
+    original = inspect.unwrap(import_utils.fetch__all__)
+    copy = types.ModuleType("import_utils")
+    read = []
+
+    def fetch(content: str) -> list[str]:
+        read.append(content)
+        found: list[str] = original(content)
+        return found
+
+    vars(copy)["fetch__all__"] = fetch
+    monkeypatch.setitem(sys.modules, "transformers.utils.import_utils", copy)
+    on_demand._scan_once([])
+    assert copy.fetch__all__(text) == original(text)
+    assert read[0].count("\n__all__") == 0, "nothing is left to look through"

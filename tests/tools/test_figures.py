@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import sys
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,7 @@ def room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "there": Part(1, ("new",), (f"{call} there 0",)),
         "again": Part(1, ("new", "old"), (f"{call} {{runs}} 0", f"{call} second 0")),
         "fails": Part(1, ("missing",), (f"{call} fails 3", f"{call} never 0")),
+        "shown": Part(1, (), (f"{call} shown 0",)),
         "lacks": Part(1, ("old",), (f"{call} lacks 0",), needs="runs/made"),
     }
     monkeypatch.setattr(figures, "ROOT", tmp_path)
@@ -40,11 +42,19 @@ def room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_parts_of_this_commit_are_skipped(room: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    figures.main(["there", "again", "lacks"])
-    assert (room / "ran").read_text().split() == [f"runs/figures-{HASH[:8]}", "second", "pages"]
+    figures.main(["there", "again", "lacks", "shown"])
+    again = [f"runs/figures-{HASH[:8]}", "second", "pages"]
+    assert (room / "ran").read_text().split() == [*again, "shown", "pages"]
     said = capsys.readouterr().out
     assert "there: there already" in said
     assert "lacks: skipped, runs/made is missing" in said
+
+
+def test_commands_find_those_of_the_environment(room: Path) -> None:
+    """A command that starts `dspark` finds the one beside the interpreter."""
+    script = "import shutil; open('ran', 'w').write(shutil.which('python'))"
+    figures._run([f"python -c {shlex.quote(script)}"], "runs")
+    assert Path((room / "ran").read_text()).parent == Path(sys.executable).parent
 
 
 def test_all_parts_in_turn_until_one_fails(room: Path) -> None:
