@@ -34,17 +34,16 @@ def register() -> None:
 
 @contextmanager
 def _without_collections() -> Iterator[None]:
-    """Import without garbage collections, and exclude what was imported from later ones.
+    """Import without garbage collections.
 
-    Installing imports most of SGLang, millions of objects that stay. To scan them again and again
-    is a sixth of a start's time.
+    Installing imports most of SGLang, a million objects that stay. To scan them again and again is
+    a sixth of a start's time.
     """
     enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        gc.freeze()
         if enabled:
             gc.enable()
 

@@ -1,8 +1,8 @@
 """Measure the figures of the README and of docs/ anew, all at one commit: `make figures`.
 
 `python -m tools.figures` runs every part in turn, `python -m tools.figures load sampled` these two,
-`--list` says what there is. A part whose result files already have this commit is skipped, so a run
-that was cut off goes on where it stopped. It takes hours, on a machine that does nothing else.
+`--list` names all. A part that has ended at this commit (`runs/figures-COMMIT/PART.done`) is
+skipped, so a run that was cut off goes on where it stopped. It takes hours, on an idle machine.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ PAGES = ("python tools/docs/sweep.py", "python -m tools.docs.screen")
 
 @dataclass(frozen=True)
 class Part:
-    """Commands that write result files, on two cores in about so many minutes.
+    """Commands that write result files.
 
-    results: in results/; a part without any is always run. {runs}: a folder of this commit. needs:
-    a path that is not in the repository; the top of the configuration says what makes it.
+    minutes: estimate on two cores. results: names in results/. {runs}: a folder of this commit.
+    needs: untracked paths; the configuration's first comment gives the commands that make them.
     """
 
     minutes: int
     results: tuple[str, ...]
     commands: tuple[str, ...]
-    needs: str = ""
+    needs: tuple[str, ...] = ()
 
 
-def _sweep(minutes: int, config: str, result: str, *more: str, needs: str = "") -> Part:
+def _sweep(minutes: int, config: str, result: str, *more: str, needs: tuple[str, ...] = ()) -> Part:
     sweep = (
         f"dspark sweep --config {config} --out {{runs}}/{config} --json results/{result}.json "
         "--on-death continue"
@@ -74,7 +74,10 @@ PARTS: Mapping[str, Part] = {
         25, "golden-qwen3-0.6b-reduced", "sweep_golden_reduced_cpu",
         "dspark report {runs}/golden-qwen3-0.6b-reduced --out docs/sweep-golden.html",
     ),
-    "headless": _sweep(20, "headless", "sweep_headless_cpu", needs="runs/headless/dflash-dspark"),
+    "headless": _sweep(
+        20, "headless", "sweep_headless_cpu",
+        needs=("runs/headless/eagle3/drafter", "runs/headless/dflash-dspark"),
+    ),
     "gammas": _bench(20, "adaptive_cpu", "adaptive --mean-tokens 40 --gammas 1,2,5 --trials 6"),
     "gammas-few-users": _bench(
         15, "adaptive_few_users_cpu",
@@ -123,27 +126,30 @@ def main(
             print(f"{name}: {part.minutes} minutes{_commits(part)}")
         elif now.endswith("+changes"):
             raise DSparkError("commit the changes first: figures are of one commit")
-        elif part.needs and not (ROOT / part.needs).exists():
-            print(f"== {name}: skipped, {part.needs} is missing; see its configuration")
-        elif _done(part, now):
-            print(f"== {name}: there already, of this commit")
+        elif missing := [path for path in part.needs if not (ROOT / path).exists()]:
+            print(f"== {name}: skipped, {', '.join(missing)} missing; see its configuration")
         else:
-            print(f"== {name}: about {part.minutes} minutes", flush=True)
-            _run([*part.commands, *PAGES], f"runs/figures-{now[:8]}")
+            _measure(name, part, f"runs/figures-{now[:8]}")
 
 
-def _done(part: Part, now: str) -> bool:
-    there = [ROOT / "results" / f"{name}.json" for name in part.results]
-    return bool(there) and all(file.is_file() and _commit_of(file) == now for file in there)
+def _measure(name: str, part: Part, runs: str) -> None:
+    done = ROOT / runs / f"{name}.done"
+    if done.exists():
+        print(f"== {name}: already measured at this commit")
+        return
+    print(f"== {name}: about {part.minutes} minutes", flush=True)
+    _run([*part.commands, *PAGES], runs)
+    done.parent.mkdir(parents=True, exist_ok=True)
+    done.touch()
 
 
 def _commits(part: Part) -> str:
-    there = [ROOT / "results" / f"{name}.json" for name in part.results]
-    return "".join(f", results/{file.name} of {_commit_of(file)[:8]}" for file in there)
+    files = [ROOT / "results" / f"{name}.json" for name in part.results]
+    return "".join(f", results/{file.name} of {_commit_of(file)}" for file in files)
 
 
 def _commit_of(file: Path) -> str:
-    return str(load_json(file)["commit"])
+    return str(load_json(file).get("commit"))[:8] if file.is_file() else "no commit"
 
 
 def _run(commands: Sequence[str], runs: str) -> None:

@@ -32,6 +32,7 @@ from sglang_dspark.schedule import compiled
 from sglang_dspark.serving import mode, on_demand, startup, upstream
 
 MIB = 1 << 20
+HUB_S = 3.0  # that a connection to the Hub may take
 _ITEM = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2}  # else one byte
 _FLOATS = {"float32": 4, "float": 4, "bfloat16": 2, "float16": 2, "half": 2}
 _STARTERS = ("python", "python3", "-m", "sglang.launch_server", "sglang", "serve")
@@ -74,8 +75,11 @@ def report_launch(line: str, *, complete: bool = False) -> LaunchReport:
     """
     report, before = LaunchReport(), dict(os.environ)
     try:
-        with contextlib.nullcontext() if complete else on_demand.examination():
-            _examine(_arguments(line), report)
+        with (
+            contextlib.nullcontext() if complete else on_demand.examination(),
+            contextlib.ExitStack() as ends,
+        ):
+            _examine(_arguments(line), report, ends)
         report.scheduled, report.verdict = True, "starts, and is scheduled by confidence"
     except _NotScheduledError as reason:
         report.verdict = f"starts, but is not scheduled: {reason}"
@@ -99,8 +103,11 @@ def _arguments(line: str) -> list[str]:
     return words
 
 
-def _examine(words: Sequence[str], report: LaunchReport) -> None:
-    """Fill the report's facts. Raises what the verdict is, unless the server is scheduled."""
+def _examine(words: Sequence[str], report: LaunchReport, ends: contextlib.ExitStack) -> None:
+    """Fill the report's facts. Raises what the verdict is, unless the server is scheduled.
+
+    ends: closed after the examination.
+    """
     off = startup.switched_off()
     if off is not None:
         raise _NotScheduledError(f"sglang-dspark is switched off: {off}")
@@ -110,9 +117,10 @@ def _examine(words: Sequence[str], report: LaunchReport) -> None:
     device = str(record.device or startup.active_device())
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise _NotStartingError("--device cuda, and torch finds no CUDA device on this machine")
-    models = (record.model_path, record.speculative_draft_model_path)
-    fetched = any(name is not None and not Path(name).exists() for name in models)
-    with _refusals(), offline_if_unreachable() if fetched else contextlib.nullcontext():
+    names = (record.model_path, record.speculative_draft_model_path, record.tokenizer_path)
+    if any(name is not None and not os.path.exists(name) for name in names):
+        ends.enter_context(offline_if_unreachable(HUB_S))
+    with _refusals():
         record.resolve_once()
     args = upstream.resolving_view(record)
     _device_facts(args, report)

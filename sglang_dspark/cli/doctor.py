@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from sglang_dspark.serving.diagnosis import Diagnosis, SeamReport
 
-reported = False  # then `main` ends the process without freeing what it has imported
+exits_without_cleanup = False  # if true, `main` calls os._exit
 _COLOURS = {"installed": "green", "inert": "dim", "mismatch": "red", "not installed": "yellow"}
 
 
@@ -41,9 +41,9 @@ def doctor(
 
     Exit status 0 when one can, 1 otherwise. With --serve 0 when that server is scheduled.
     """
-    global reported
+    global exits_without_cleanup
     gc.disable()  # this process imports and ends: collections would be a third of its time
-    reported = True
+    exits_without_cleanup = True
     if serve is not None:
         raise typer.Exit(_report_launch(serve, everything, as_json))
     raise typer.Exit(_report_installation(everything, as_json))

@@ -94,7 +94,7 @@ def main() -> None:
         finally:
             sys.stdout.flush()  # here, where a failure can be told, not when Python ends
     except SystemExit as done:
-        if doctor.reported:
+        if doctor.exits_without_cleanup:
             os._exit(int(done.code or 0))  # half a second less than freeing 600 MiB of modules
         raise
     except DSparkError as error:

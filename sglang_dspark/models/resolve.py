@@ -23,8 +23,7 @@ FILES = ("*.json", "*.safetensors", "*.txt", "*.jinja", "tokenizer.model")
 LEFT_OUT = ("*/*", "consolidated*")  # other formats, and a second copy of the same weights
 _ID = re.compile(r"(?P<name>[A-Za-z0-9][\w.-]*/[\w.-]*\w)(?:@(?P<revision>\w[\w./-]*))?")
 _INDEX = "model.safetensors.index.json"
-_CONNECTING = 3.0  # seconds that a connection to the Hub may take
-_BEHIND = re.compile(r"models--(?P<owner>.+?)--(?P<name>.+)")  # the cache's folder of a model
+_CACHE_FOLDER = re.compile(r"models--(?P<owner>.+?)--(?P<name>.+)")  # the cache's folder of a model
 
 
 def resolve(name_or_path: str | Path) -> Path:
@@ -55,35 +54,39 @@ def resolve(name_or_path: str | Path) -> Path:
 def model_name(folder: Path) -> str:
     """Name a model in words: a folder's own name, of a snapshot OWNER/NAME@COMMIT."""
     folder = folder.absolute()
-    cached = _BEHIND.fullmatch(folder.parent.parent.name)
+    cached = _CACHE_FOLDER.fullmatch(folder.parent.parent.name)
     if cached is None or folder.parent.name != "snapshots":
         return folder.resolve().name
     return f"{cached['owner']}/{cached['name']}@{folder.name[:8]}"
 
 
 @contextmanager
-def offline_if_unreachable() -> Iterator[None]:
-    """Let the Hub's client use its cache alone while no connection to the Hub opens.
+def offline_if_unreachable(seconds: float = 10.0) -> Iterator[None]:
+    """Let the Hub's client use its cache alone if no connection to the Hub opens in time.
 
-    It would retry each file for half a minute. Behind a proxy nothing is checked.
+    seconds: for each of the Hub's addresses, by default the client's own limit. The client retries
+    some requests six times, half a minute in all. Behind a proxy nothing is checked.
     """
     from huggingface_hub import constants
 
     before = constants.HF_HUB_OFFLINE
-    constants.HF_HUB_OFFLINE = before or not _is_reachable(constants.ENDPOINT)
+    constants.HF_HUB_OFFLINE = before or not _is_reachable(constants.ENDPOINT, seconds)
     try:
         yield
     finally:
         constants.HF_HUB_OFFLINE = before
 
 
-def _is_reachable(address: str) -> bool:
+def _is_reachable(address: str, seconds: float) -> bool:
+    """Return False only if a connection was tried and failed; the client reports other faults."""
     parts = urlsplit(address)
-    if parts.scheme in urllib.request.getproxies():
+    if parts.hostname is None or {parts.scheme, "all"} & urllib.request.getproxies().keys():
         return True
-    port = parts.port or {"http": 80}.get(parts.scheme, 443)
     try:
-        socket.create_connection((parts.hostname or "", port), _CONNECTING).close()
+        port = parts.port or {"http": 80}.get(parts.scheme, 443)
+        socket.create_connection((parts.hostname, port), seconds).close()
+    except ValueError:  # of the port, or of the name
+        return True
     except OSError:
         return False
     return True
@@ -111,7 +114,7 @@ def _snapshot(given: str, name: str, revision: str | None) -> Path:
         why = f"{brief(error)}: write OWNER/NAME or OWNER/NAME@REVISION"
     except errors.IncompleteSnapshotError:
         why = "its files are not all in the cache: run again with a network, which fetches the rest"
-    except errors.LocalEntryNotFoundError:
+    except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled):
         why = (
             "it is not in the Hugging Face cache and the hub cannot be reached: go online (HF_HUB_"
             "OFFLINE unset), set HF_ENDPOINT to a mirror, or name a folder"

@@ -21,7 +21,8 @@ from typing import Any
 
 Report = Callable[[list[str]], None]
 _TRANSFORMERS, _SCAN = "transformers.utils.import_utils", "create_import_structure_from_path"
-_NAMES = "fetch__all__"  # of it: the list `__all__` in a file's text
+_NAMES = "fetch__all__"  # function of that module that parses `__all__`
+_SAME_NAME = ("torch", "accelerate")  # packages whose distributions have their names
 _examinations: list[None] = []  # those that run now
 
 
@@ -72,17 +73,19 @@ class _Distributions(Mapping[str, list[str]]):
     """Distributions by the name of a package they install, looked up when they are requested.
 
     Transformers lists the files of all installed distributions when it is imported, and looks up
-    two names: torch and accelerate, whose distributions have the names of their packages.
+    `_SAME_NAME` alone. Other names are answered from the whole list.
     """
 
     def __init__(self, listing: Callable[[], Mapping[str, list[str]]]) -> None:
         self._all = functools.cache(listing)
 
     def __getitem__(self, package: str) -> list[str]:
-        try:
-            return [importlib.metadata.distribution(package).name]
-        except importlib.metadata.PackageNotFoundError:
-            return self._all()[package]
+        if package in _SAME_NAME:
+            try:
+                return [importlib.metadata.distribution(package).name]
+            except importlib.metadata.PackageNotFoundError:
+                raise KeyError(package) from None
+        return self._all()[package]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._all())

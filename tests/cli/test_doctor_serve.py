@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from sglang_dspark.backends import launch_report
 from sglang_dspark.backends.launch_report import LaunchReport
 from sglang_dspark.cli import doctor
-from sglang_dspark.cli.main import app
+from sglang_dspark.cli.main import app, main
 from sglang_dspark.families.eagle3.checkpoint import save_eagle3
 from tests.families.helpers import random_drafter
 from tests.integration import tiny_models
@@ -292,7 +292,7 @@ def test_the_exit_status_is_the_verdicts(scheduled: bool, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(launch_report, "report_launch", reporting)
     monkeypatch.setattr(gc, "disable", lambda: None)  # this process does not end here
-    monkeypatch.setattr(doctor, "reported", False)
+    monkeypatch.setattr(doctor, "exits_without_cleanup", False)
     done = CliRunner().invoke(app, ["doctor", "--serve", "--model-path x"])
     assert done.stdout.splitlines() == ["device: cpu", "verdict: as it is"]
     assert done.exit_code == (0 if scheduled else 1)
@@ -300,6 +300,45 @@ def test_the_exit_status_is_the_verdicts(scheduled: bool, monkeypatch: pytest.Mo
     assert json.loads(done.stdout) == report.as_json()
     CliRunner().invoke(app, ["doctor", "--all", "--serve", "--model-path x"])
     assert asked == [("--model-path x", False)] * 2 + [("--model-path x", True)]
+
+
+def test_a_name_is_looked_up_without_waiting_for_the_hub(folder: Path) -> None:
+    """No connection opens, so the cache alone decides; a name may be too long for a path."""
+    for name in ("no/model", f"no/{'x' * 300}"):
+        done = subprocess.run(
+            [sys.executable, "-c", WAITS, f"--model-path {name} --device cpu"],
+            capture_output=True,
+            text=True,
+            timeout=600,
+            check=False,
+            env={**os.environ, "HF_ENDPOINT": "http://127.0.0.1:9", "no_proxy": "*"},
+        )
+        assert done.returncode == 0, done.stderr[-2000:]
+        assert done.stdout.startswith("does not start: ")
+
+
+WAITS = """
+import sys, time
+def sleep(seconds):
+    assert seconds < 1, "the client waits between its attempts"
+time.sleep = sleep
+from sglang_dspark.backends.launch_report import report_launch
+print(report_launch(sys.argv[1]).verdict)
+"""
+
+
+def test_a_process_that_reported_ends_without_cleanup(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ended: list[int] = []
+    monkeypatch.setattr(os, "_exit", ended.append)
+    monkeypatch.setattr(sys, "argv", ["dspark", "--version"])
+    for quick in (False, True):
+        monkeypatch.setattr(doctor, "exits_without_cleanup", quick)
+        with pytest.raises(SystemExit):
+            main()
+        assert ended == ([0] if quick else [])
+    assert capsys.readouterr().out.count("sglang") >= 2
 
 
 def test_the_command_ends_with_its_output_written(folder: Path) -> None:

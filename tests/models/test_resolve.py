@@ -142,38 +142,54 @@ def test_offline_and_not_in_the_cache(tmp_path: Path, hub: Hub) -> None:
     assert "the hub cannot be reached" in refused("org/model", tmp_path, gone)
 
 
-def test_a_hub_that_cannot_be_reached_is_not_waited_for(
-    tmp_path: Path, hub: Hub, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The client's own six attempts for a file are 23 seconds of waiting."""
-    from huggingface_hub import constants
-
-    with socket.create_server(("127.0.0.1", 0)) as closed:
-        dead = f"http://127.0.0.1:{closed.getsockname()[1]}"
+@pytest.fixture
+def dead(monkeypatch: pytest.MonkeyPatch) -> str:
+    """The address of a port that refuses connections, without proxies."""
     for proxy in ("HTTP_PROXY", "http_proxy", "HTTPS_PROXY", "https_proxy", "ALL_PROXY"):
         monkeypatch.delenv(proxy, raising=False)
+    monkeypatch.delenv("all_proxy", raising=False)
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        return f"http://127.0.0.1:{closed.getsockname()[1]}"
+
+
+def test_a_hub_without_connection_is_offline(
+    hub: Hub, dead: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from huggingface_hub import constants
+
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    for address, offline in ((hub.url, False), (dead, True), ("http://no.such.invalid", True)):
+    faulty = ("hf-mirror.com", "https://h:99999", "http://a..b")  # for the client to report
+    for address in (hub.url, dead, *faulty):
         monkeypatch.setattr(constants, "ENDPOINT", address)
         with offline_if_unreachable():
-            assert offline == constants.HF_HUB_OFFLINE, address
+            assert (address == dead) == constants.HF_HUB_OFFLINE, address
         assert not constants.HF_HUB_OFFLINE
-    monkeypatch.setenv("http_proxy", dead)
-    with offline_if_unreachable():
-        assert not constants.HF_HUB_OFFLINE, "a proxy may reach what this machine cannot"
+    monkeypatch.setattr(constants, "ENDPOINT", dead)
+    for proxy in ("http_proxy", "all_proxy"):
+        with monkeypatch.context() as within:
+            within.setenv(proxy, dead)
+            with offline_if_unreachable():
+                assert not constants.HF_HUB_OFFLINE, "a proxy may reach what this machine cannot"
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(constants, "ENDPOINT", hub.url)
     with offline_if_unreachable():
         assert constants.HF_HUB_OFFLINE, "as the user chose"
     assert constants.HF_HUB_OFFLINE
 
+
+@pytest.mark.parametrize("name", ["org/model", f"org/model@{SHA}"])
+def test_a_hub_without_connection_is_not_waited_for(
+    name: str, dead: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The client's own six attempts for a commit's file list are 23 seconds of waiting."""
+    from huggingface_hub import constants
+
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(constants, "ENDPOINT", dead)
-    monkeypatch.delenv("http_proxy")
     waits: list[float] = []
     monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", waits.append)
     with pytest.raises(DSparkError, match="the hub cannot be reached"):
-        resolve("org/model")
+        resolve(name)
     assert waits == []
 
 

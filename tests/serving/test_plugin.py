@@ -18,8 +18,7 @@ during = set()
 def watch(phase, info):
     frame = sys._getframe()
     while frame is not None:
-        if frame.f_globals.get("__name__") == "sglang_dspark.plugin":
-            during.add(frame.f_code.co_name)
+        during.add(frame.f_code.co_name)
         frame = frame.f_back
 
 gc.callbacks.append(watch)
@@ -38,5 +37,5 @@ def test_installing_is_not_interrupted_by_collections(enabled: bool) -> None:
     assert done.returncode == 0, done.stderr
     collecting, frozen, during = json.loads(done.stdout.splitlines()[-1])
     assert collecting == enabled
-    assert frozen > 500_000
-    assert set(during) <= {"<module>"}, "a collection while patches were installed"
+    assert frozen == 0, "garbage of a process that had run before must stay collectable"
+    assert not {"_install", "apply_hooks", "verify"} & set(during), "while patches are installed"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 import sys
@@ -20,19 +19,18 @@ HASH = "0123456789abcdef"
 
 
 @pytest.fixture
-def room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A root with two parts: one of this commit, one of another that appends to `ran`."""
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A repository root with four parts, whose commands append to the file `ran`."""
     (tmp_path / "results").mkdir()
-    for name, commit in (("new", HASH), ("old", "89abcdef")):
-        (tmp_path / "results" / f"{name}.json").write_text(json.dumps({"commit": commit}))
+    (tmp_path / "results" / "old.json").write_text('{"commit": "89abcdef01"}')
     script = "import sys; open('ran', 'a').write(sys.argv[1] + '\\n'); sys.exit(int(sys.argv[2]))"
     call = f"python -c {shlex.quote(script)}"
+    write = f"import json; json.dump({{'commit': '{HASH}'}}, open('results/half.json', 'w'))"
     parts = {
-        "there": Part(1, ("new",), (f"{call} there 0",)),
-        "again": Part(1, ("new", "old"), (f"{call} {{runs}} 0", f"{call} second 0")),
-        "fails": Part(1, ("missing",), (f"{call} fails 3", f"{call} never 0")),
+        "whole": Part(1, ("old",), (f"{call} {{runs}} 0", f"{call} second 0")),
         "shown": Part(1, (), (f"{call} shown 0",)),
-        "lacks": Part(1, ("old",), (f"{call} lacks 0",), needs="runs/made"),
+        "half": Part(1, ("half",), (f"python -c {shlex.quote(write)}", f"{call} half 3")),
+        "lacks": Part(1, ("old",), (f"{call} lacks 0",), needs=("results", "runs/made")),
     }
     monkeypatch.setattr(figures, "ROOT", tmp_path)
     monkeypatch.setattr(figures, "PARTS", parts)
@@ -41,38 +39,64 @@ def room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_parts_of_this_commit_are_skipped(room: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    figures.main(["there", "again", "lacks", "shown"])
-    again = [f"runs/figures-{HASH[:8]}", "second", "pages"]
-    assert (room / "ran").read_text().split() == [*again, "shown", "pages"]
-    said = capsys.readouterr().out
-    assert "there: there already" in said
-    assert "lacks: skipped, runs/made is missing" in said
+def ran(root: Path) -> list[str]:
+    return (root / "ran").read_text().split()
 
 
-def test_commands_find_those_of_the_environment(room: Path) -> None:
+def test_parts_measured_at_this_commit_are_skipped(
+    root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    figures.main(["whole", "lacks", "shown"])
+    first = [f"runs/figures-{HASH[:8]}", "second", "pages", "shown", "pages"]
+    assert ran(root) == first
+    assert "lacks: skipped, runs/made missing" in capsys.readouterr().out
+    (root / "runs" / "made").mkdir()
+    figures.main(["whole", "lacks", "shown"])
+    assert ran(root) == [*first, "lacks", "pages"]
+    assert "whole: already measured at this commit" in capsys.readouterr().out
+    monkeypatch.setattr(figures, "commit", lambda: "f" * 40)
+    figures.main(["shown"])
+    assert ran(root)[-2:] == ["shown", "pages"], "another commit"
+
+
+def test_a_part_that_was_cut_off_is_run_again(root: Path) -> None:
+    """Its result file has this commit already."""
+    for _ in range(2):
+        with pytest.raises(DSparkError, match=r"status 3 of python .* half 3; run again"):
+            figures.main(["half", "shown"])
+    assert ran(root) == ["half", "half"]
+    assert (root / "results" / "half.json").is_file()
+
+
+def test_parts_are_listed_with_their_commits(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    figures.main(listed=True)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:3] == [
+        "whole: 1 minutes, results/old.json of 89abcdef",
+        "shown: 1 minutes",
+        "half: 1 minutes, results/half.json of no commit",
+    ]
+    assert not (root / "ran").exists()
+
+
+def test_commands_find_those_of_the_environment(root: Path) -> None:
     """A command that starts `dspark` finds the one beside the interpreter."""
     script = "import shutil; open('ran', 'w').write(shutil.which('python'))"
     figures._run([f"python -c {shlex.quote(script)}"], "runs")
-    assert Path((room / "ran").read_text()).parent == Path(sys.executable).parent
-
-
-def test_all_parts_in_turn_until_one_fails(room: Path) -> None:
-    (room / "runs" / "made").mkdir(parents=True)
-    with pytest.raises(DSparkError, match=r"status 3 of python .* fails 3; run again"):
-        figures.main()
-    assert (room / "ran").read_text().split()[-2:] == ["pages", "fails"]
+    assert Path((root / "ran").read_text()).parent == Path(sys.executable).parent
 
 
 def test_uncommitted_changes_and_unknown_parts_are_refused(
-    room: Path, monkeypatch: pytest.MonkeyPatch
+    root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(DSparkError, match="no part soon; there are there, again"):
-        figures.main(["again", "soon"])
+    with pytest.raises(DSparkError, match="no part soon; there are whole, shown"):
+        figures.main(["whole", "soon"])
     monkeypatch.setattr(figures, "commit", lambda: f"{HASH}+changes")
     with pytest.raises(DSparkError, match="commit the changes first"):
-        figures.main(["again"])
-    assert not (room / "ran").exists()
+        figures.main(["whole"])
+    assert not (root / "ran").exists()
 
 
 @pytest.mark.parametrize("name", PARTS)

@@ -137,8 +137,8 @@ def test_unequal_training_is_stated(tool: ModuleType, tmp_path: Path) -> None:
     card("dspark", stage(8000, 6000), stage(8000, 7000, sequences_at_end=9000))
     said = tool.trained_alike(tmp_path)
     facts = (
-        "MTP-1's for 2,000 steps (1.4 M draft tokens) on 6,000 answers, DSpark's for 16,000 "
-        "(11.5 M) on 9,000;"
+        "MTP-1's for 2,000 steps, 1.4 M draft tokens and 6,000 answers, DSpark's for 16,000 "
+        "steps, 11.5 M and 9,000;"
     )
     assert f"not trained alike**: {facts}" in said
     card("dspark", stage(2000, 6000, sequences_at_end=6001))

@@ -80,13 +80,12 @@ def section(document: Mapping[str, Any]) -> str:
 def trained_alike(folder: Path = ROOT / "drafters") -> str:
     """State how long both served drafters were trained, and on how much, from `training.json`.
 
-    Alike are only drafters of as many steps and draft tokens on as many answers, in their stage of
-    the most.
+    Drafters are alike if steps, draft tokens and answers (of the stage with the most) are equal.
     """
     mtp1, dspark = (_training(folder / f"smollm2-135m-{kind}") for kind in ("mtp1", "dspark"))
     said = (
-        "MTP-1's for {:,} steps ({:.1f} M draft tokens) on {:,} answers, DSpark's for {:,} "
-        "({:.1f} M) on {:,}".format(*mtp1, *dspark)
+        "MTP-1's for {:,} steps, {:.1f} M draft tokens and {:,} answers, DSpark's for {:,} steps, "
+        "{:.1f} M and {:,}".format(*mtp1, *dspark)
     )
     if mtp1 == dspark:
         return f"The drafters were trained alike: {said}."
