@@ -118,6 +118,7 @@ def _examine(words: Sequence[str], report: LaunchReport, ends: contextlib.ExitSt
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise _NotStartingError("--device cuda, and torch finds no CUDA device on this machine")
     names = (record.model_path, record.speculative_draft_model_path, record.tokenizer_path)
+    # os.path: Path.exists raises for a name that is too long for a path.
     if any(name is not None and not os.path.exists(name) for name in names):
         ends.enter_context(offline_if_unreachable(HUB_S))
     with _refusals():
