@@ -4,7 +4,8 @@ SGLang resolves arguments with two thirds of the modules that a server imports. 
 because patches check their targets there, and because `@torch.compile` at the top of a module
 imports the compiler. In an examination a patch waits for the import of its target's module
 (patches/late_install.py), and a decorated function is compiled by its first call. Nothing is
-replaced by a stub: what is used after all is imported, patched and compiled.
+replaced by a stub: what is used after all is imported, patched and compiled. SciPy alone is hidden
+from Transformers, whose losses no examination computes.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ Report = Callable[[list[str]], None]
 _TRANSFORMERS, _SCAN = "transformers.utils.import_utils", "create_import_structure_from_path"
 _NAMES = "fetch__all__"  # function of that module that parses `__all__`
 _SAME_NAME = ("torch", "accelerate")  # packages whose distributions have their names
+# Transformers asks it for `scipy.optimize`, 0.3 s, of losses of object detection alone.
+_SCIPY = "is_scipy_available"
 _examinations: list[None] = []  # those that run now
 
 
@@ -37,7 +40,7 @@ def examination() -> Iterator[None]:
     import torch
 
     if _TRANSFORMERS not in sys.modules:
-        report_imports([_TRANSFORMERS], _scan_once)
+        report_imports([_TRANSFORMERS], _shorten_imports)
     compiling, listing = torch.compile, importlib.metadata.packages_distributions
     torch.compile = _on_first_call(compiling)
     importlib.metadata.packages_distributions = lambda: _Distributions(listing)
@@ -94,13 +97,15 @@ class _Distributions(Mapping[str, list[str]]):
         return len(self._all())
 
 
-def _scan_once(modules: list[str]) -> None:
-    """Let Transformers read its folders of models once, not once for each of two lazy modules.
+def _shorten_imports(modules: list[str]) -> None:
+    """Let Transformers read its folders of models once, and do without SciPy.
 
     It caches what it finds in a folder, but only 128 of them, and it has several hundred. It looks
     for the last line that begins with `__all__` line by line, in two million lines.
     """
     utilities = sys.modules[_TRANSFORMERS]
+    if hasattr(utilities, _SCIPY):
+        setattr(utilities, _SCIPY, lambda: False)
     names: Any = getattr(utilities, _NAMES, None)
     if names is not None:
         setattr(utilities, _NAMES, _from_last_line(names))

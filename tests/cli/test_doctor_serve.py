@@ -29,7 +29,8 @@ ROOT = Path(__file__).resolve().parents[2]
 BIG = 8 << 30  # bytes that the header of a target's file promises
 MOST_RSS = 4 << 30  # bytes of the whole process, SGLang and torch included
 MODULES = 6_000  # 5,635 today; with all patches installed 7,400
-HEAVY = (  # what a server imports, and no verdict needs: a second or more of CPU
+HEAVY = (  # what a server imports, and no verdict needs: seconds of CPU
+    "scipy.optimize",
     "sglang.srt.entrypoints.http_server",
     "sglang.srt.layers.attention.attention_registry",
     "sglang.srt.managers.scheduler",

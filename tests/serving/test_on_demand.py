@@ -92,16 +92,16 @@ def test_folders_of_models_are_read_once(monkeypatch: pytest.MonkeyPatch) -> Non
     module = types.ModuleType("import_utils")
     vars(module)["create_import_structure_from_path"] = scan
     monkeypatch.setitem(sys.modules, "transformers.utils.import_utils", module)
-    on_demand._scan_once([])
+    on_demand._shorten_imports([])
     for folder in ("a", "b", "a", "b"):
         module.create_import_structure_from_path(folder)
     assert scanned == ["a", "b"]
     del module.create_import_structure_from_path
-    on_demand._scan_once([])  # another version of Transformers
+    on_demand._shorten_imports([])  # another version of Transformers
 
 
 def test_transformers_forgets_folders() -> None:
-    """Drop `_scan_once` when this fails: Transformers caches enough by itself then."""
+    """Drop `_shorten_imports` when this fails: Transformers caches enough by itself then."""
     from transformers.utils import import_utils
 
     source = inspect.getsource(import_utils)  # another test may have replaced the function
@@ -162,6 +162,6 @@ def test_names_of_a_file_are_those_transformers_finds(
 
     vars(copy)["fetch__all__"] = fetch
     monkeypatch.setitem(sys.modules, "transformers.utils.import_utils", copy)
-    on_demand._scan_once([])
+    on_demand._shorten_imports([])
     assert copy.fetch__all__(text) == original(text)
     assert read[0].count("\n__all__") == 0, "nothing is left to look through"
