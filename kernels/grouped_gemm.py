@@ -2,15 +2,13 @@
 
 One launch over ragged groups.
 
-Two layouts, named as DeepGEMM names them. Contiguous: rows sorted by expert, end to end, without
-DeepGEMM's alignment of the groups; the rows may also lie anywhere and be gathered. Masked: a fixed
-number of slots for each expert, of which a count on the device says how many are in use.
+The layout is the one that DeepGEMM calls contiguous: rows sorted by expert, end to end, but without
+its alignment of the groups. The rows may also be anywhere and be gathered.
 
 Scheduling is persistent: as many programs as the device holds, each of which reads the group sizes,
 cuts the groups into tiles as all others do, and computes every P-th tile. No size is read on the
-host
-and no launch precedes this one, so it neither synchronises nor depends on the routing, and can be
-captured in a graph. One program makes one output tile and sums over K in order: no atomics, the
+host and no launch precedes this one, so it neither synchronises nor depends on the routing, and can
+be captured in a graph. One program makes one output tile and sums over K in order: no atomics, the
 same bits in every run.
 
 Formats are those of `GroupedOperands`. Partial sums of 128 columns of FP8 are scaled and added in
@@ -24,7 +22,6 @@ The reference is `kernels/grouped_reference.py`: compared with it on an H200, no
 
 from __future__ import annotations
 
-import math
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -39,8 +36,6 @@ from sglang_dspark.kernels.grouped_layout import (
     FP8,
     SCALE_BLOCK,
     GroupedOperands,
-    MaskedOperands,
-    Operands,
     check_routed,
     weight_format,
 )
@@ -68,15 +63,10 @@ def m_grouped_gemm_nt_contiguous(operands: GroupedOperands) -> Tensor:
     Raises ValueError where shapes, dtypes or scales do not fit each other; on the CPU, where values
     can be read for nothing, also for group offsets out of order and for NaN or infinite weights.
     """
-    return _plain(operands)
-
-
-def m_grouped_gemm_nt_masked(operands: MaskedOperands) -> Tensor:
-    """Y [E, C, N] in `operands.out_dtype`; slots that are not in use become exactly zero.
-
-    Raises ValueError as the contiguous one does; on the CPU also for counts beyond the slots.
-    """
-    return _plain(operands)
+    operands.check()
+    shape = (operands.rows, operands.weight.shape[1])
+    out = torch.empty(shape, dtype=operands.out_dtype, device=operands.x.device)
+    return _launch(operands, out)
 
 
 def m_grouped_swiglu_nt_contiguous(operands: GroupedOperands, fp8: bool = False) -> Activations:
@@ -85,12 +75,17 @@ def m_grouped_swiglu_nt_contiguous(operands: GroupedOperands, fp8: bool = False)
     In `operands.out_dtype`, or with fp8 in FP8 with float32 scales [M, ceil(N/2/128)]; padding rows
     are exactly zero, their scale is one. ValueError as for the product, and for odd N.
     """
-    return _swiglu(operands, fp8)
-
-
-def m_grouped_swiglu_nt_masked(operands: MaskedOperands, fp8: bool = False) -> Activations:
-    """The same over slots: [E, C, N/2], scales [E, C, ceil(N/2/128)]."""
-    return _swiglu(operands, fp8)
+    operands.check()
+    columns, odd = divmod(operands.weight.shape[1], 2)
+    if odd:
+        raise ValueError(f"grouped GEMM: {2 * columns + 1} rows of gate and up together are odd")
+    dtype, device = FP8 if fp8 else operands.out_dtype, operands.x.device
+    out = torch.empty(operands.rows, columns, dtype=dtype, device=device)
+    scale = None
+    if fp8:
+        groups = triton.cdiv(columns, SCALE_BLOCK)
+        scale = torch.empty(operands.rows, groups, dtype=torch.float32, device=device)
+    return Activations(_launch(operands, out, swiglu=True, out_scale=scale), scale)
 
 
 def m_grouped_scatter_nt_contiguous(
@@ -104,73 +99,40 @@ def m_grouped_scatter_nt_contiguous(
     """
     if operands.pairs is not None:
         raise ValueError("grouped GEMM: rows are gathered by the first product, not by the second")
-    return _scattered(operands, pairs, weights)
-
-
-def m_grouped_scatter_nt_masked(operands: MaskedOperands, pairs: Tensor, weights: Tensor) -> Tensor:
-    """[T, N], pairs [E, C] int32 of the slots in use; pairs without a slot count as zero."""
-    return _scattered(operands, pairs, weights)
-
-
-def _plain(operands: Operands) -> Tensor:
     operands.check()
-    shape = (*operands.rows, operands.weight.shape[1])
-    out = torch.empty(shape, dtype=operands.out_dtype, device=operands.x.device)
-    return _launch(operands, out)
-
-
-def _swiglu(operands: Operands, fp8: bool) -> Activations:
-    operands.check()
-    columns, odd = divmod(operands.weight.shape[1], 2)
-    if odd:
-        raise ValueError(f"grouped GEMM: {2 * columns + 1} rows of gate and up together are odd")
-    dtype, device = FP8 if fp8 else operands.out_dtype, operands.x.device
-    out = torch.empty(*operands.rows, columns, dtype=dtype, device=device)
-    scale = None
-    if fp8:
-        groups = triton.cdiv(columns, SCALE_BLOCK)
-        scale = torch.empty(*operands.rows, groups, dtype=torch.float32, device=device)
-    return Activations(_launch(operands, out, swiglu=True, out_scale=scale), scale)
-
-
-def _scattered(operands: Operands, pairs: Tensor, weights: Tensor) -> Tensor:
-    operands.check()
-    masked = isinstance(operands, MaskedOperands)
-    check_routed(pairs, weights, operands.rows, contiguous=not masked)
+    check_routed(pairs, weights, operands.rows)
     shape = (*weights.shape, operands.weight.shape[1])
-    make = torch.zeros if masked else torch.empty  # a permutation of pairs fills all places
-    out = make(shape, dtype=operands.out_dtype, device=operands.x.device)
+    out = torch.empty(shape, dtype=operands.out_dtype, device=operands.x.device)
     return sum_pairs(_launch(operands, out, pairs=pairs, weights=weights))
 
 
 def _launch(
-    operands: Operands,
+    operands: GroupedOperands,
     out: Tensor,
     swiglu: bool = False,
     out_scale: Tensor | None = None,
     pairs: Tensor | None = None,
     weights: Tensor | None = None,
 ) -> Tensor:
-    x, n, rows = operands.x, operands.weight.shape[1], math.prod(operands.rows)
+    x, n, rows = operands.x, operands.weight.shape[1], operands.rows
     if not rows or not n:
         return out
     experts, form, fp8_out = len(operands.weight), weight_format(operands), out_scale is not None
     how = tiling(rows // experts, form, x.dtype == FP8, swiglu, fp8_out)
     columns = n // 2 if swiglu else n
     tiles = (rows // how.block_m + experts + 1) * triton.cdiv(columns, how.block_n)
-    places, gather, top_k = _layout(operands)
+    gather = operands.pairs
     weight, *widths = _weight_rows(operands, form)
-    sizes = (operands.rows[-1], experts, n, x.shape[-1], *widths)
+    sizes = (rows, experts, n, x.shape[-1], *widths)
     scales = (operands.x_scale, operands.weight_scale, operands.weight_global, out_scale)
     _grouped_kernel[(min(tiles, _programs(x.device, how)),)](
         x,
         weight,
         out,
         *(x if part is None else part for part in (*scales, gather, pairs, weights)),
-        places,
+        operands.offsets,
         *sizes,
-        masked=isinstance(operands, MaskedOperands),
-        top_k=top_k,
+        top_k=0 if gather is None else operands.top_k,
         scatter=pairs is not None,
         swiglu=swiglu,
         fp8_out=fp8_out,
@@ -185,21 +147,13 @@ def _launch(
     return out
 
 
-def _weight_rows(operands: Operands, form: str) -> tuple[Tensor, int, int]:
+def _weight_rows(operands: GroupedOperands, form: str) -> tuple[Tensor, int, int]:
     """Weights, FP4 codes four to an int16; elements of a row of them and of FP4's scales."""
     weight, scale = operands.weight, operands.weight_scale
     if form not in FP4_GROUPS or scale is None:
         return weight, weight.shape[-1], 1
     weight = weight.view(torch.int16)
     return weight, weight.shape[-1], scale.shape[-1]
-
-
-def _layout(operands: Operands) -> tuple[Tensor, Tensor | None, int]:
-    """Counts or offsets of the groups; what gathers the rows, and its top_k, 0 for nothing."""
-    if isinstance(operands, MaskedOperands):
-        return operands.counts, None, 0
-    gather = operands.pairs
-    return operands.offsets, gather, 0 if gather is None else operands.top_k
 
 
 def _programs(device: torch.device, how: Tiling) -> int:
@@ -220,7 +174,7 @@ def _processors(device: torch.device) -> int:
 
 @triton.jit
 def _grouped_kernel(
-    x,  # [M, K], [E, C, K], or [T, K] to gather from
+    x,  # [M, K], or [T, K] to gather from
     w,  # [E, N, K], or FP4 codes as int16 [E, N, K / 4]
     out,  # [M, N], N / 2 with swiglu, [T, top_k, N] with scatter
     x_scale,  # [M, ceil(K / 128)]
@@ -230,23 +184,23 @@ def _grouped_kernel(
     gather,  # [M] int32
     pairs,  # [M] int32
     weights,  # [T, top_k]
-    places,  # offsets [E + 1] or counts [E]
-    size,  # rows of the contiguous layout, slots of an expert of the masked one
+    offsets,  # [E + 1]
+    size,  # M
     experts, n, k, w_width, scale_width,  # the last two: of a row of w, of FP4's w_scale
-    masked: tl.constexpr, top_k: tl.constexpr,  # top_k 0: rows are not gathered
+    top_k: tl.constexpr,  # 0: rows are not gathered
     scatter: tl.constexpr, swiglu: tl.constexpr, fp8_out: tl.constexpr,
     form: tl.constexpr, x_scaled: tl.constexpr, joined: tl.constexpr, upcast: tl.constexpr,
     groups_block: tl.constexpr, block_m: tl.constexpr, block_n: tl.constexpr, block_k: tl.constexpr,
     row_tiles: tl.constexpr,
 ):  # fmt: skip
-    last, needed, total = tiles_of_groups(places, size, experts, masked, groups_block, block_m)
+    last, needed, total = tiles_of_groups(offsets, size, experts, groups_block, block_m)
     width = n // 2 if swiglu else n
     column_tiles = (width + block_n - 1) // block_n
     for tile in range(tl.program_id(0), total * column_tiles, tl.num_programs(0)):
         row_tile, column_tile = tile_place(tile, total, column_tiles, row_tiles)
         group, before = group_of_tile(row_tile, last, needed)
         rows, row_ok, within, source, depth = _tile_rows(
-            places, gather, group, row_tile - before, size, experts, k, masked, top_k, block_m
+            offsets, gather, group, row_tile - before, size, experts, k, top_k, block_m
         )
         expert = tl.minimum(group, experts - 1).to(tl.int64)  # the padding is group E
         columns = column_tile * block_n + tl.arange(0, block_n)
@@ -254,21 +208,19 @@ def _grouped_kernel(
             x, x_scale, source, row_ok, w, w_scale, w_global, expert, columns, width, depth, n, k,
             w_width, scale_width, swiglu, form, x_scaled, joined, upcast, block_m, block_n, block_k,
         )  # fmt: skip
-        keep = row_ok if scatter and masked else within
         _store_tile(
-            acc, out, out_scale, pairs, weights, rows, row_ok, keep, columns, column_tile, width,
+            acc, out, out_scale, pairs, weights, rows, row_ok, within, columns, column_tile, width,
             scatter, fp8_out, upcast,
         )  # fmt: skip
 
 
 @triton.jit
 def _tile_rows(
-    places, gather, group, tile, size, experts, k, masked: tl.constexpr, top_k: tl.constexpr,
-    block_m: tl.constexpr,
+    offsets, gather, group, tile, size, experts, k, top_k: tl.constexpr, block_m: tl.constexpr,
 ):  # fmt: skip
     """Rows [block_m] of a group's tile, which of them are there, which lie within the group's
     bounds, the rows of x that they are made of; and K, or 0 where none is there."""
-    start, end, edge = bounds(places, group, size, experts, masked)
+    start, end, edge = bounds(offsets, group, size, experts)
     start += tile * block_m
     rows = start.to(tl.int64) + tl.arange(0, block_m)
     row_ok = rows < end

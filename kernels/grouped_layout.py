@@ -50,14 +50,14 @@ class GroupedOperands:
     top_k: int = 1
 
     @property
-    def rows(self) -> tuple[int, ...]:
-        """(M,)."""
-        return (len(self.x if self.pairs is None else self.pairs),)
+    def rows(self) -> int:
+        """M."""
+        return len(self.x if self.pairs is None else self.pairs)
 
     def check(self) -> None:
         """Raise ValueError, in one line, where the operands do not fit each other."""
         _require(self.x.dim() == 2, f"x is {tuple(self.x.shape)}, expected [M, K]")
-        _check_product(self, self.offsets)
+        _check_product(self)
         if self.pairs is not None:
             self._check_pairs(self.pairs)
         experts = self.weight.shape[0]
@@ -70,8 +70,8 @@ class GroupedOperands:
             listed = found.tolist()
             ordered = all(a <= b for a, b in pairwise(listed))
             _require(
-                ordered and listed[0] == 0 and listed[-1] <= self.rows[0],
-                f"group offsets {listed} do not rise from 0 to at most {self.rows[0]}",
+                ordered and listed[0] == 0 and listed[-1] <= self.rows,
+                f"group offsets {listed} do not rise from 0 to at most {self.rows}",
             )
 
     def _check_pairs(self, pairs: Tensor) -> None:
@@ -82,50 +82,7 @@ class GroupedOperands:
         )
 
 
-@dataclass(frozen=True)
-class MaskedOperands:
-    """Arguments of an M-grouped masked product; all tensors contiguous, on one device.
-
-    x: [E, C, K], C slots for the rows of each expert. counts: [E] int32 in 0..C, slots in use, the
-    first ones; what the others hold is not looked at. The rest as in `GroupedOperands`, x_scale
-    being [E, C, ceil(K/128)].
-    """
-
-    x: Tensor
-    weight: Tensor
-    counts: Tensor
-    x_scale: Tensor | None = None
-    weight_scale: Tensor | None = None
-    out_dtype: torch.dtype = torch.bfloat16
-    weight_global: Tensor | None = None
-
-    @property
-    def rows(self) -> tuple[int, ...]:
-        """(E, C)."""
-        return tuple(self.x.shape[:2])
-
-    def check(self) -> None:
-        """Raise ValueError, in one line, where the operands do not fit each other."""
-        _require(self.x.dim() == 3, f"x is {tuple(self.x.shape)}, expected [E, C, K]")
-        _check_product(self, self.counts)
-        experts, slots = self.rows
-        own = self.weight.shape[0]
-        _require(experts == own, f"x has {experts} experts, weight has {own}")
-        found = self.counts
-        _require(
-            tuple(found.shape) == (experts,) and found.dtype == torch.int32,
-            f"counts are {tuple(found.shape)} {found.dtype}, expected [{experts}] int32",
-        )
-        if found.device.type == "cpu":
-            listed = found.tolist()
-            fits = all(0 <= count <= slots for count in listed)
-            _require(fits, f"counts {listed} are not within the {slots} slots of an expert")
-
-
-Operands = GroupedOperands | MaskedOperands
-
-
-def weight_format(given: Operands | Weights) -> str:
+def weight_format(given: GroupedOperands | Weights) -> str:
     """`bf16`, `fp8`, `mxfp4` or `nvfp4`, as the dtypes of weight and scale say.
 
     Raises ValueError where they are none of these.
@@ -141,22 +98,22 @@ def weight_format(given: Operands | Weights) -> str:
     raise ValueError(f"grouped GEMM: {codes} weights with {found} are no known format")
 
 
-def check_routed(pairs: Tensor, weights: Tensor, rows: tuple[int, ...], contiguous: bool) -> None:
+def check_routed(pairs: Tensor, weights: Tensor, rows: int) -> None:
     """Raise ValueError unless pairs, one a row, and weights [T, top_k] fit the rows."""
-    fits = tuple(pairs.shape) == rows and pairs.dtype == torch.int32 and pairs.is_contiguous()
-    _require(fits, f"pairs are {tuple(pairs.shape)} {pairs.dtype}, expected {rows} int32")
+    fits = tuple(pairs.shape) == (rows,) and pairs.dtype == torch.int32 and pairs.is_contiguous()
+    _require(fits, f"pairs are {tuple(pairs.shape)} {pairs.dtype}, expected ({rows},) int32")
     _require(
         weights.dim() == 2 and weights.dtype == torch.float32 and weights.is_contiguous(),
         f"routing weights are {tuple(weights.shape)} {weights.dtype}, expected [T, top_k] float32",
     )
     _require(
-        not contiguous or weights.numel() == pairs.numel(),
+        weights.numel() == pairs.numel(),
         f"{weights.numel()} routing weights for {pairs.numel()} rows",
     )
 
 
-def _check_product(given: Operands, places: Tensor) -> None:
-    """Check the rows, weights and scales, for both layouts."""
+def _check_product(given: GroupedOperands) -> None:
+    """Check the rows, weights and scales."""
     x, weight = given.x, given.weight
     _require(weight.dim() == 3, f"weight is {tuple(weight.shape)}, not [E, N, K]")
     format_ = weight_format(given)
@@ -173,14 +130,14 @@ def _check_product(given: Operands, places: Tensor) -> None:
     _check_scale("x_scale", given.x_scale, deep if x.dtype == FP8 else None, torch.float32)
     _check_weight_scales(given, format_, inner)
     scales = (given.x_scale, given.weight_scale, given.weight_global)
-    for part in (p for p in (x, weight, places, *scales) if p is not None):
+    for part in (p for p in (x, weight, given.offsets, *scales) if p is not None):
         _require(part.is_contiguous(), "an operand is not contiguous: call .contiguous()")
         _require(part.device == x.device, f"operands on {part.device}, {x.device}")
     if weight.device.type == "cpu":
         _check_values(given, format_)
 
 
-def _check_weight_scales(given: Operands, format_: str, inner: int) -> None:
+def _check_weight_scales(given: GroupedOperands, format_: str, inner: int) -> None:
     experts, columns, _ = given.weight.shape
     scale: tuple[int, ...] | None = None
     dtype = torch.float32
@@ -196,7 +153,7 @@ def _check_weight_scales(given: Operands, format_: str, inner: int) -> None:
     _check_scale("weight_global", given.weight_global, overall, torch.float32)
 
 
-def _check_values(given: Operands, format_: str) -> None:
+def _check_values(given: GroupedOperands, format_: str) -> None:
     """No NaN and no infinity in weights and scales, where they can be read for nothing."""
     for name in ("weight", "weight_scale", "weight_global"):
         part = getattr(given, name)

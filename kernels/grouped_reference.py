@@ -12,8 +12,6 @@ from sglang_dspark.kernels.grouped_layout import (
     FP4_GROUPS,
     SCALE_BLOCK,
     GroupedOperands,
-    MaskedOperands,
-    Operands,
     Weights,
     weight_format,
 )
@@ -33,24 +31,14 @@ def m_grouped_gemm_nt_contiguous_reference(operands: GroupedOperands) -> Tensor:
     return out
 
 
-def m_grouped_gemm_nt_masked_reference(operands: MaskedOperands) -> Tensor:
-    """Y [E, C, N] float64 of `grouped_gemm.m_grouped_gemm_nt_masked`, on any device."""
-    operands.check()
-    x, weight = activation_values(operands.x, operands.x_scale), weight_values(operands)
-    out = x.new_zeros(*x.shape[:2], weight.shape[1])
-    for e, count in enumerate(operands.counts.tolist()):
-        out[e, :count] = x[e, :count] @ weight[e].T
-    return out
-
-
 def swiglu_reference(product: Tensor) -> Tensor:
-    """silu(left half) * right half of [..., N], the epilogue of `m_grouped_swiglu_nt_*`."""
+    """silu(left half) * right half of [M, N], `m_grouped_swiglu_nt_contiguous` of a product."""
     gate, up = product.chunk(2, -1)
     return silu(gate) * up
 
 
 def scatter_reference(product: Tensor, pairs: Tensor, weights: Tensor, used: Tensor) -> Tensor:
-    """[T, N] float64 of `m_grouped_scatter_nt_*`: product [*, N], pairs and used [*]."""
+    """[T, N] float64 of `m_grouped_scatter_nt_contiguous`: product [M, N], pairs and used [M]."""
     rows, own = product[used], pairs[used].long()
     out = product.new_zeros(weights.shape[0], product.shape[-1])
     out.index_add_(0, own // weights.shape[1], rows * weights.double().flatten()[own][:, None])
@@ -62,7 +50,7 @@ def activation_values(x: Tensor, scale: Tensor | None) -> Tensor:
     return x.double() if scale is None else x.double() * _spread(scale, SCALE_BLOCK, x.shape[-1])
 
 
-def weight_values(operands: Operands | Weights) -> Tensor:
+def weight_values(operands: GroupedOperands | Weights) -> Tensor:
     """Weights [E, N, K] that codes and scales stand for, float64."""
     weight, scale, form = operands.weight, operands.weight_scale, weight_format(operands)
     if scale is None:

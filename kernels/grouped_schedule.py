@@ -12,33 +12,20 @@ import triton.language as tl
 
 
 @triton.jit
-def bounds(places, group, size, experts, masked: tl.constexpr):
+def bounds(offsets, group, size, experts):
     """First row of a group, the row behind its last, and where the next one begins: rows from the
     second to the third become zero. Groups beyond the last one have none. int32."""
     real = group < experts
-    if masked:
-        first = tl.minimum(group, experts) * size
-        end = first + tl.load(places + group, mask=real, other=0)
-        limit = tl.where(real, first + size, first)
-    else:
-        first = tl.load(places + group, mask=group <= experts, other=size)
-        end = tl.load(places + group + 1, mask=real, other=0)
-        end = tl.where(real, end, first)
-        limit = tl.where(real, end, size)
-    return first, end, limit
+    first = tl.load(offsets + group, mask=group <= experts, other=size)
+    end = tl.load(offsets + group + 1, mask=real, other=0)
+    end = tl.where(real, end, first)
+    return first, end, tl.where(real, end, size)
 
 
 @triton.jit
-def tiles_of_groups(
-    places,
-    size,
-    experts,
-    masked: tl.constexpr,
-    groups_block: tl.constexpr,
-    block_m: tl.constexpr,
-):
+def tiles_of_groups(offsets, size, experts, groups_block: tl.constexpr, block_m: tl.constexpr):
     """Running count of tiles up to and with each group, tiles of each group, tiles of all."""
-    first, _, limit = bounds(places, tl.arange(0, groups_block), size, experts, masked)
+    first, _, limit = bounds(offsets, tl.arange(0, groups_block), size, experts)
     needed = (limit - first + block_m - 1) // block_m
     return tl.cumsum(needed, 0), needed, tl.sum(needed, 0)
 

@@ -15,7 +15,6 @@ from sglang_dspark.kernels.grouped_layout import (
     FP8,
     SCALE_BLOCK,
     GroupedOperands,
-    MaskedOperands,
     Weights,
 )
 
@@ -119,25 +118,3 @@ def grouped_operands(
         x, weights.weight, shape.offsets(), x_scale, weights.weight_scale, out_dtype,
         weights.weight_global,
     )  # fmt: skip
-
-
-def masked_operands(given: GroupedOperands, shape: GroupedShape) -> MaskedOperands:
-    """The same rows, each expert's in its own slots; free slots, three at least, hold NaN."""
-    slots = max(shape.counts) + 3
-
-    def spread(rows: Tensor) -> Tensor:
-        bits = rows.view(torch.uint8)
-        nan = torch.full((1, rows.shape[1]), float("nan")).to(rows.dtype).view(torch.uint8)
-        parts = bits[: sum(shape.counts)].split(list(shape.counts))
-        padded = [torch.cat([p, nan.expand(slots - len(p), -1)]) for p in parts]
-        return torch.stack(padded).view(rows.dtype)
-
-    return MaskedOperands(
-        spread(given.x),
-        given.weight,
-        torch.tensor(shape.counts, dtype=torch.int32),
-        None if given.x_scale is None else spread(given.x_scale),
-        given.weight_scale,
-        given.out_dtype,
-        given.weight_global,
-    )

@@ -25,7 +25,7 @@ SCALES = {"bf16": "*bf16", "fp8": "*fp32", "mxfp4": "*u8", "nvfp4": "*fp8e4nv"}
 OPTIONS = ("num_warps", "num_stages", "maxnreg")
 WIDTHS = ("n", "k", "w_width", "scale_width", "columns")  # multiples of 16
 INTEGERS = ("size", "experts", "n", "k", "w_width", "scale_width")
-PLAIN = {"swiglu": False, "scatter": False, "fp8_out": False, "masked": False, "top_k": 0}
+PLAIN = {"swiglu": False, "scatter": False, "fp8_out": False, "top_k": 0}
 _COMPUTES = re.compile(r"\s+(?:@!?%p\d+ )?(?!mov)[a-z][\w.:]+\s")
 GATE_UP = {**PLAIN, "swiglu": True, "top_k": 6}
 DOWN = {**PLAIN, "scatter": True}
@@ -76,7 +76,7 @@ def grouped(kind: str, group: int, way: dict, capability: int) -> dict[str, int 
         **dict.fromkeys(("w_global", "out_scale"), "*fp32"),
         **dict.fromkeys(("gather", "pairs"), "*i32"),
         "weights": "*fp32",
-        "places": "*i32",
+        "offsets": "*i32",
     }
     signature = {**pointers, **dict.fromkeys(INTEGERS, "i32")}
     constants = {

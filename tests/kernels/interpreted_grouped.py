@@ -25,13 +25,12 @@ from sglang_dspark.benchmarks.grouped_shapes import (
     GroupedShape,
     grouped_operands,
     grouped_shapes,
-    masked_operands,
     random_weights,
 )
 from sglang_dspark.kernels import grouped_gemm as gemm
 from sglang_dspark.kernels import grouped_reference as reference
 from sglang_dspark.kernels.fp8_rows import fp8_rows
-from sglang_dspark.kernels.grouped_layout import Operands
+from sglang_dspark.kernels.grouped_layout import GroupedOperands
 from sglang_dspark.kernels.grouped_moe import fused_experts, fused_experts_reference
 from sglang_dspark.kernels.grouped_reference import calc_diff
 from sglang_dspark.kernels.grouped_weights import e8m0, scaled_codes
@@ -43,9 +42,9 @@ Row = dict[str, float | bool]
 AGAIN = ("decode, top-2 of 8", "unaligned everything", "padding behind")
 
 
-def layouts() -> Iterator[tuple[str, GroupedShape, Operands, Tensor]]:
-    """Every shape in both layouts, those of AGAIN in every format and the others in every second
-    one; which rows are used."""
+def cases() -> Iterator[tuple[str, GroupedShape, GroupedOperands, Tensor]]:
+    """Every shape, those of AGAIN in every format and the others in every second one; which rows
+    are used."""
     for i, shape in enumerate(grouped_shapes()):
         for j, kind in enumerate(KINDS):
             if shape.name not in AGAIN and (i // 2 + j) % 2:
@@ -53,20 +52,15 @@ def layouts() -> Iterator[tuple[str, GroupedShape, Operands, Tensor]]:
             out = (torch.bfloat16, torch.float32)[(i + j) % 2]
             rows = grouped_operands(shape, kind, out)
             used = torch.arange(shape.rows) < sum(shape.counts)
-            yield f"contiguous, {kind}, {out}, {shape.name}", shape, rows, used
-            slots = masked_operands(rows, shape)
-            used = torch.arange(slots.x.shape[1]) < slots.counts[:, None]
-            yield f"masked, {kind}, {out}, {shape.name}", shape, slots, used
+            yield f"{kind}, {out}, {shape.name}", shape, rows, used
 
 
-def product(given: Operands) -> Tensor:
-    return gemm._plain(given)
+def product(given: GroupedOperands) -> Tensor:
+    return gemm.m_grouped_gemm_nt_contiguous(given)
 
 
-def expected_product(given: Operands) -> Tensor:
-    if isinstance(given, gemm.GroupedOperands):
-        return reference.m_grouped_gemm_nt_contiguous_reference(given)
-    return reference.m_grouped_gemm_nt_masked_reference(given)
+def expected_product(given: GroupedOperands) -> Tensor:
+    return reference.m_grouped_gemm_nt_contiguous_reference(given)
 
 
 def judged(out: Tensor, again: Tensor, expected: Tensor, used: Tensor, dtype: torch.dtype) -> Row:
@@ -80,7 +74,7 @@ def judged(out: Tensor, again: Tensor, expected: Tensor, used: Tensor, dtype: to
     }
 
 
-def shared_differently(given: Operands) -> Tensor:
+def shared_differently(given: GroupedOperands) -> Tensor:
     """The same product by one program instead of three."""
     before = gemm._programs
     gemm._programs = lambda device, how: 1
@@ -92,7 +86,7 @@ def shared_differently(given: Operands) -> Tensor:
 
 def products() -> dict[str, Row]:
     report = {}
-    for name, shape, given, used in layouts():
+    for name, shape, given, used in cases():
         out = product(given)
         again = shared_differently(given) if shape.name in AGAIN else out
         report[name] = judged(out, again, expected_product(given), used, given.out_dtype)
@@ -100,9 +94,9 @@ def products() -> dict[str, Row]:
 
 
 def swiglus() -> dict[str, Row]:
-    """SwiGLU in both layouts; contiguous also to FP8, and with rows that are gathered."""
+    """SwiGLU, also to FP8."""
     report = {}
-    for name, shape, given, used in layouts():
+    for name, shape, given, used in cases():
         if shape.name != "unaligned everything":
             continue
         even = given.weight.shape[1] // 2 * 2
@@ -112,43 +106,36 @@ def swiglus() -> dict[str, Row]:
             scale = scale[:, :tall].contiguous()
         cut = replace(given, weight=given.weight[:, :even].contiguous(), weight_scale=scale)
         expected = reference.swiglu_reference(expected_product(cut))
-        out = gemm._swiglu(cut, False).x
+        out = gemm.m_grouped_swiglu_nt_contiguous(cut).x
         report[name] = judged(out, out, expected, used, cut.out_dtype)
-        if isinstance(given, gemm.GroupedOperands):
-            values = reference.activation_values(*gemm._swiglu(cut, True))
-            rounded = expected.clone()
-            rounded[used] = through_fp8(expected[used])
-            report[f"{name}, to fp8"] = judged(values, values, rounded, used, torch.float64)
+        values = reference.activation_values(*gemm.m_grouped_swiglu_nt_contiguous(cut, fp8=True))
+        rounded = expected.clone()
+        rounded[used] = through_fp8(expected[used])
+        report[f"{name}, to fp8"] = judged(values, values, rounded, used, torch.float64)
     return report
 
 
 def scatters() -> dict[str, Row]:
     """Rows to pairs and summed, and rows gathered by pairs, against the same in float64."""
     report = {}
-    for name, shape, given, used in layouts():
+    for name, shape, given, used in cases():
         if shape.name != "padding behind":
             continue
         generator = torch.Generator().manual_seed(1)
-        contiguous = isinstance(given, gemm.GroupedOperands)
-        places = shape.rows if contiguous else sum(shape.counts)
+        places = shape.rows
         top_k = 3 if places % 3 == 0 else 1
-        order = torch.randperm(places, generator=generator).int()
-        pairs = order
-        if not contiguous:
-            pairs = torch.full(given.rows, -(10**6), dtype=torch.int32)  # free slots: no place
-            pairs[used] = order
+        pairs = torch.randperm(places, generator=generator).int()
         weights = torch.rand(places // top_k, top_k, generator=generator)
-        out = gemm._scattered(given, pairs, weights)
+        out = gemm.m_grouped_scatter_nt_contiguous(given, pairs, weights)
         full = expected_product(given)
         expected = reference.scatter_reference(full, pairs, weights, used)
         rows = torch.ones(len(out), dtype=torch.bool)
         report[name] = judged(out, out, expected, rows, given.out_dtype)
-        if contiguous:
-            back = torch.empty_like(order).scatter_(0, order.long(), torch.arange(places).int())
-            lain = given.x.view(torch.uint8)[back.long()].view(given.x.dtype)
-            scale = None if given.x_scale is None else given.x_scale[back.long()]
-            out = product(replace(given, x=lain, x_scale=scale, pairs=order))
-            report[f"{name}, gathered"] = judged(out, out, full, used, given.out_dtype)
+        back = torch.empty_like(pairs).scatter_(0, pairs.long(), torch.arange(places).int()).long()
+        anywhere = given.x.view(torch.uint8)[back].view(given.x.dtype)
+        scale = None if given.x_scale is None else given.x_scale[back]
+        out = product(replace(given, x=anywhere, x_scale=scale, pairs=pairs))
+        report[f"{name}, gathered"] = judged(out, out, full, used, given.out_dtype)
     return report
 
 
@@ -242,7 +229,7 @@ def joined() -> dict[str, Row]:
     try:
         return {
             name: judged(out := product(given), out, expected_product(given), used, given.out_dtype)
-            for name, shape, given, used in layouts()
+            for name, shape, given, used in cases()
             if shape.name == "unaligned everything" and "fp4" in name
         }
     finally:

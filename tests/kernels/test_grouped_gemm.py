@@ -15,14 +15,12 @@ from sglang_dspark.benchmarks.grouped_shapes import (
     GroupedShape,
     grouped_operands,
     grouped_shapes,
-    masked_operands,
     random_weights,
 )
 from sglang_dspark.kernels.fp8_rows import fp8_rows
 from sglang_dspark.kernels.grouped_config import tiling
 from sglang_dspark.kernels.grouped_gemm import (
     m_grouped_gemm_nt_contiguous,
-    m_grouped_gemm_nt_masked,
     m_grouped_scatter_nt_contiguous,
     m_grouped_swiglu_nt_contiguous,
 )
@@ -31,14 +29,12 @@ from sglang_dspark.kernels.grouped_layout import (
     FP8,
     SCALE_BLOCK,
     GroupedOperands,
-    MaskedOperands,
     Weights,
 )
 from sglang_dspark.kernels.grouped_moe import fused_experts, fused_experts_reference
 from sglang_dspark.kernels.grouped_reference import (
     calc_diff,
     m_grouped_gemm_nt_contiguous_reference,
-    m_grouped_gemm_nt_masked_reference,
     weight_values,
 )
 from sglang_dspark.kernels.routing import route, sum_pairs
@@ -50,7 +46,6 @@ from tests.kernels.processes import output_of
 pytestmark = pytest.mark.xdist_group("grouped-gemm")
 
 CONTIGUOUS = (m_grouped_gemm_nt_contiguous, m_grouped_gemm_nt_contiguous_reference)
-MASKED = (m_grouped_gemm_nt_masked, m_grouped_gemm_nt_masked_reference)
 
 
 @pytest.fixture(scope="module")
@@ -69,14 +64,14 @@ def check(rows: dict[str, Any]) -> None:
 
 
 def test_interpreted_products_equal_float64(report: dict[str, Any]) -> None:
-    """Every layout with every format and every shape, odd shapes with all formats; the same bits
-    whether three programs share the tiles or one makes all."""
+    """Every format and every shape, odd shapes with all formats; the same bits whether three
+    programs share the tiles or one makes all."""
     rows = report["products"]
-    assert len(rows) == 2 * (3 * len(KINDS) + 27)  # 27 of the 8 * 7 pairs of the other shapes
+    assert len(rows) == 3 * len(KINDS) + 27  # 27 of the 8 * 7 pairs of the other shapes
     for each in (*KINDS, *(shape.name for shape in grouped_shapes())):
-        assert sum(f", {each}" in name for name in rows) >= 6, each
+        assert sum(each in name for name in rows) >= 3, each
     check(rows)
-    assert sum(row["control"] > 0.1 for row in rows.values()) > 60  # rows of others are seen
+    assert sum(row["control"] > 0.1 for row in rows.values()) > 30  # rows of others are seen
 
 
 def test_interpreted_codes_are_exact(report: dict[str, Any]) -> None:
@@ -86,19 +81,19 @@ def test_interpreted_codes_are_exact(report: dict[str, Any]) -> None:
 
 def test_interpreted_joined_products_equal_float64(report: dict[str, Any]) -> None:
     rows = report["joined"]
-    assert len(rows) == 2 * 4
+    assert len(rows) == 4
     check(rows)
 
 
 def test_interpreted_swiglu_equals_float64(report: dict[str, Any]) -> None:
     rows = report["swiglus"]
-    assert len(rows) == 3 * len(KINDS)
+    assert len(rows) == 2 * len(KINDS)
     check(rows)
 
 
 def test_interpreted_gather_and_scatter_equal_float64(report: dict[str, Any]) -> None:
     rows = report["scatters"]
-    assert len(rows) == 3 * len(KINDS)
+    assert len(rows) == 2 * len(KINDS)
     check(rows)
 
 
@@ -220,25 +215,6 @@ def test_operands_that_do_not_fit_are_named(change, message) -> None:
         m_grouped_gemm_nt_contiguous(replace(good(fp8=False), x_scale=torch.ones(6, 2)))
 
 
-def test_masked_operands_that_do_not_fit_are_named() -> None:
-    ones = torch.ones(2, 4, 200).bfloat16()
-    counts = torch.tensor([0, 4], dtype=torch.int32)
-    fine = MaskedOperands(ones, torch.ones(2, 130, 200).bfloat16(), counts)
-    assert m_grouped_gemm_nt_masked_reference(fine)[:, :, 0].tolist() == [[0] * 4, [200] * 4]
-    none = replace(fine, x=ones[:, :0].contiguous(), counts=counts * 0)
-    assert m_grouped_gemm_nt_masked(none).shape == (2, 0, 130)
-    for change, message in (
-        ({"counts": counts + 1}, "not within the 4 slots"),
-        ({"counts": counts - 1}, "not within the 4 slots"),
-        ({"counts": counts.long()}, "int32"),
-        ({"x": ones[:1]}, "x has 1 experts, weight has 2"),
-        ({"x": ones[0]}, r"expected \[E, C, K\]"),
-        ({"x_scale": torch.ones(2, 4, 2)}, "which has no scales"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            m_grouped_gemm_nt_masked(replace(fine, **change))
-
-
 def test_routed_operands_that_do_not_fit_are_named() -> None:
     pairs = torch.arange(6, dtype=torch.int32)
     weights = torch.ones(3, 2)
@@ -300,7 +276,7 @@ def test_an_unaligned_width_is_named() -> None:
         m_grouped_gemm_nt_contiguous(replace(fp4("mxfp4"), x=x, weight=weight, weight_scale=scale))
 
 
-def moved(given: GroupedOperands | MaskedOperands) -> Any:
+def moved(given: GroupedOperands) -> Any:
     parts = {k: v.cuda() for k, v in vars(given).items() if isinstance(v, torch.Tensor)}
     return replace(given, **parts)
 
@@ -310,13 +286,10 @@ def moved(given: GroupedOperands | MaskedOperands) -> Any:
 def test_compiled_kernels_equal_float64(kind: str) -> None:
     for shape in grouped_shapes():
         rows = moved(grouped_operands(shape, kind))
-        slots = moved(masked_operands(grouped_operands(shape, kind), shape))
         out, expected = (f(rows) for f in CONTIGUOUS)
         assert calc_diff(out, expected) <= 1e-3, shape.name
         assert not out[sum(shape.counts) :].any()
         assert torch.equal(out, m_grouped_gemm_nt_contiguous(rows))
-        out, expected = (f(slots) for f in MASKED)
-        assert calc_diff(out, expected) <= 1e-3, shape.name
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
