@@ -94,15 +94,6 @@ class SGLangClient:
         answer.native(event, time.perf_counter() - began)
         return self._completion(answer, "/generate")
 
-    async def get_json(self, path: str) -> Any:
-        """JSON of a GET request (`/get_server_info`)."""
-        try:
-            response = await self._http.get(path)
-        except httpx.TransportError as error:
-            raise self._unreachable(error) from error
-        _raise_for(response.status_code, response.text, path)
-        return response.json()
-
     async def tokenize(self, prompt: str) -> list[int]:
         """Token ids of a prompt, as the server itself would read it."""
         answer = await self._post("/tokenize", {"prompt": prompt})

@@ -35,14 +35,6 @@ def batches(device: str, seed: int = 0) -> Iterator[Batch]:
             turn += 1
 
 
-def small_batches(count: int, seed: int = 0) -> Iterator[Batch]:
-    """`count` of at most 9 requests and 8 drafts, on the host: quick where kernels are slow."""
-    generator = np.random.default_rng(seed)
-    for turn in range(count):
-        requests, gamma = (int(generator.integers(1, most)) for most in (10, 9))
-        yield batch(generator, requests, gamma, turn)
-
-
 def batch(
     generator: np.random.Generator, requests: int, gamma: int, turn: int, device: str = "cpu"
 ) -> Batch:

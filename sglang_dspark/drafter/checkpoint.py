@@ -78,7 +78,8 @@ def save_drafter(drafter: DSparkDrafter, path: Path, dtype: torch.dtype = torch.
     """
     if drafter.config.family != "qwen3":
         raise DSparkError(
-            f"SGLang serves no {drafter.config.family} drafter; export it in DeepSpec's format"
+            f"SGLang serves no {drafter.config.family} drafter; `drafter.deepspec.save_deepspec` "
+            "writes it in DeepSpec's format"
         )
     config = replace(drafter.config, expert_format=UNQUANTISED)
     write_checkpoint(path, own_tensors(drafter, dtype), config.to_json())

@@ -1,22 +1,19 @@
 """Verification: which drafts the target keeps and which token follows them (paper, 3.1).
 
 `greedy` is the accept rule of greedy requests, `rejection` and `block` are those of sampled ones,
-`sampling` builds the distribution that plain decoding would sample from, `ragged` is the layout of
-a pass whose windows differ in length.
+`sampling` builds the distribution that plain decoding would sample from.
 `docs/losslessness.md` has the proof that the rules change nothing in the output distribution.
 """
 
 from sglang_dspark.verify.acceptance import Acceptance
 from sglang_dspark.verify.block import accept_block
 from sglang_dspark.verify.greedy import accept_greedy
-from sglang_dspark.verify.ragged import RaggedLayout
 from sglang_dspark.verify.rejection import accept_sampled, sample_inverse_cdf
 from sglang_dspark.verify.sampling import BatchSampling, target_distribution
 
 __all__ = [
     "Acceptance",
     "BatchSampling",
-    "RaggedLayout",
     "accept_block",
     "accept_greedy",
     "accept_sampled",

@@ -61,11 +61,6 @@ class BatchSampling:
             min_p=torch.full((rows,), min_p, dtype=torch.float32),
         )
 
-    @property
-    def all_greedy(self) -> bool:
-        """True when no request needs random numbers."""
-        return bool((self.temperature == 0).all())
-
 
 def target_distribution(logits: Tensor, sampling: BatchSampling) -> Tensor:
     """Probabilities that plain decoding would sample each position from.

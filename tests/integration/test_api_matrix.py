@@ -135,7 +135,7 @@ def wanted(pool: ServerPool, pair: ScriptedPair) -> dict[Case, Answer]:
 
 @pytest.fixture(scope="module")
 def answers(windowed: Served) -> dict[Case, Answer]:
-    """Answers of the server that drafts, asked for in the same order: usage counts cached tokens."""
+    """Answers of the server that drafts, in the same order, as usage counts cached tokens."""
     return {case: case.ask(windowed) for case in CASES}
 
 

@@ -8,13 +8,15 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Iterator
 from itertools import chain
 
 os.environ["TRITON_INTERPRET"] = "1"
 
+import numpy as np
 import torch
 
-from sglang_dspark.benchmarks.shapes import Batch, batches, small_batches
+from sglang_dspark.benchmarks.shapes import Batch, batch, batches
 from sglang_dspark.kernels.admission import admit_torch, admit_triton, keys_torch
 from sglang_dspark.schedule.admission import admit
 from sglang_dspark.schedule.budget import Workspace
@@ -24,6 +26,14 @@ from tests.kernels.interpreter import patch_language_once
 from tests.step.windows import indptr_of
 
 MOST_SHOWN = 9  # a fault need not be shown 2,000 times
+
+
+def small_batches(count: int, seed: int = 0) -> Iterator[Batch]:
+    """`count` of at most 9 requests and 8 drafts, on the host: quick where kernels are slow."""
+    generator = np.random.default_rng(seed)
+    for turn in range(count):
+        requests, gamma = (int(generator.integers(1, most)) for most in (10, 9))
+        yield batch(generator, requests, gamma, turn)
 
 
 def on_the_host(case: Batch) -> torch.Tensor:

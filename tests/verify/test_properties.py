@@ -1,4 +1,4 @@
-"""Properties of the accept rules, the truncated distribution and the ragged layout."""
+"""Properties of the accept rules and the truncated distribution."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from torch import Tensor
 from sglang_dspark.verify import (
     Acceptance,
     BatchSampling,
-    RaggedLayout,
     accept_greedy,
     accept_sampled,
     sample_inverse_cdf,
@@ -196,8 +195,6 @@ def test_rows_keep_their_own_settings() -> None:
         if args is not None:
             alone = target_distribution(logits[r : r + 1], BatchSampling.uniform(1, *args))
             assert torch.allclose(probs[r], alone[0])
-    assert not mixed.all_greedy
-    assert BatchSampling.uniform(2).all_greedy
 
 
 @pytest.mark.parametrize(
@@ -207,38 +204,6 @@ def test_rows_keep_their_own_settings() -> None:
 def test_bad_settings_are_refused(name: str, value: float) -> None:
     with pytest.raises(ValueError, match=name):
         BatchSampling.uniform(2, **{name: value})  # type: ignore[arg-type]
-
-
-@EXAMPLES
-@given(gamma=st.integers(0, 7), data=st.data())
-def test_ragged_round_trip(gamma: int, data: st.DataObject) -> None:
-    lens = data.draw(st.lists(st.integers(0, gamma), min_size=1, max_size=6))
-    layout = RaggedLayout.from_verify_lens(torch.tensor(lens), gamma)
-    padded = torch.arange(len(lens) * (gamma + 1) * 2).reshape(len(lens), gamma + 1, 2)
-    flat = layout.gather(padded)
-    assert layout.num_tokens == sum(1 + n for n in lens) == len(flat)
-    assert flat.tolist() == [
-        padded[r, k].tolist() for r, n in enumerate(lens) for k in range(n + 1)
-    ]
-    back = layout.scatter(flat, fill=-1)
-    inside = torch.arange(gamma + 1)[None] <= layout.verify_lens[:, None]
-    assert torch.equal(back[inside], padded[inside])
-    assert bool((back[~inside] == -1).all())
-    assert layout.cu_seqlens.tolist() == [
-        sum(1 + n for n in lens[:r]) for r in range(len(lens) + 1)
-    ]
-
-
-def test_ragged_refuses_what_does_not_fit() -> None:
-    with pytest.raises(ValueError, match=r"0\.\.3"):
-        RaggedLayout.from_verify_lens(torch.tensor([1, 4]), 3)
-    layout = RaggedLayout.from_verify_lens(torch.tensor([1, 2]), 3)
-    with pytest.raises(ValueError, match="expected"):
-        layout.gather(torch.zeros(2, 3))
-    with pytest.raises(ValueError, match="expected"):
-        layout.scatter(torch.zeros(6))
-    with pytest.raises(AssertionError, match="1 \\+ l_r"):
-        RaggedLayout(3, layout.verify_lens + 1, layout.cu_seqlens, layout.request, layout.offset)
 
 
 def test_shape_mistakes_are_named() -> None:
@@ -273,15 +238,6 @@ def test_a_draft_that_the_target_excludes_is_rejected_by_a_uniform_of_0(
     none = torch.zeros(1, 1), torch.zeros(1)
     found = accept_sampled(torch.tensor([[0]]), proposal, target, *none)
     assert (found.accepted.tolist(), found.bonus.tolist()) == ([0], [1])
-
-
-def test_a_layout_is_on_the_device_of_its_lengths() -> None:
-    """Not on torch's default device, which is one without values here."""
-    lens = torch.tensor([2, 0, 1])
-    with torch.device("meta"):
-        found = RaggedLayout.from_verify_lens(lens, 2)
-    assert found.request.tolist() == [0, 0, 0, 1, 2, 2]
-    assert found.offset.tolist() == [0, 1, 2, 0, 0, 1]
 
 
 def test_settings_and_logits_are_of_the_same_requests() -> None:
