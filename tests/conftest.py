@@ -29,11 +29,21 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if "doctor_report" in getattr(item, "fixturenames", ()):  # one process asks for all
             item.add_marker(pytest.mark.xdist_group("doctor"))
+        elif item.get_closest_marker("xdist_group") is None and _shares_a_fixture(item):
+            item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
     if config.getoption("--slow"):
         return
     for item in items:
         if item.get_closest_marker("slow"):
             item.add_marker(pytest.mark.skip(reason="needs --slow"))
+
+
+def _shares_a_fixture(item: pytest.Item) -> bool:
+    """Return whether a fixture is made once for the module; two workers would make it twice."""
+    if not isinstance(item, pytest.Function):
+        return False
+    used = item._fixtureinfo.name2fixturedefs
+    return any(fixtures[-1].scope == "module" for fixtures in used.values())
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -39,7 +39,7 @@ def test_interpreted_kernels_emit_the_tokens_of_the_pure_rules(count: int) -> No
     assert min(report["kept"], report["rejected"], report["tied"]) > 500
 
 
-@pytest.mark.parametrize("count", [60, pytest.param(MANY, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [FEW, pytest.param(MANY, marks=pytest.mark.slow)])
 def test_incomplete_lists_are_judged_on_whole_rows(count: int) -> None:
     """Any cut or none, seeds, greedy requests: every request has one outcome, and the right one."""
     report = asked("incomplete", str(count))

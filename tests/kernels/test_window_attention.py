@@ -25,7 +25,7 @@ from tests.kernels.processes import output_of
 
 pytestmark = pytest.mark.xdist_group("window-attention")
 
-FEW, MANY = 60, 560  # passes, of 3.6 windows on average
+FEW, MANY = 30, 560  # passes, of 3.6 windows on average
 
 
 @pytest.fixture(scope="module", params=[FEW, pytest.param(MANY, marks=pytest.mark.slow)])
