@@ -112,7 +112,7 @@ BROKEN_DRAFTERS: dict[str, tuple[Breakage, tuple[str, ...]]] = {
     "no config": (remove_config, ("has no config.json",)),
 }
 # The rules of all of them are held without a server in tests/serving/test_checkpoint.py.
-QUICK = ("hidden size", "truncated weights")
+QUICK = ("hidden size",)
 
 
 @pytest.fixture(scope="module")
@@ -145,6 +145,8 @@ def test_a_drafter_that_does_not_fit(broken_starts: dict[str, Future[Ended]], na
     refused(broken_starts[name].result(), *BROKEN_DRAFTERS[name][1])
 
 
+# Verdicts of these arguments are tested without a start in tests/cli/test_doctor_serve.py.
+@pytest.mark.slow
 def test_gamma_over_the_trained_block(tiny: TinyPair) -> None:
     ended = launch(tiny, tiny.drafter, "--speculative-dspark-block-size", str(GAMMA + 1))
     refused(ended, f"blocks of {GAMMA} tokens, but gamma {GAMMA + 1}")
@@ -156,6 +158,7 @@ def test_draft_tokens_for_another_gamma(tiny: TinyPair) -> None:
     refused(ended, f"must be {GAMMA + 1}, not {GAMMA - 1}", "--speculative-dspark-block-size")
 
 
+@pytest.mark.slow
 def test_a_drafter_that_is_not_there(tiny: TinyPair, tmp_path: Path) -> None:
     refused(launch(tiny, tmp_path / "gone"), "does not exist", "--speculative-draft-model-path")
 
@@ -183,6 +186,7 @@ def test_an_unknown_field_in_the_configuration(tiny: TinyPair, tmp_path: Path) -
     refused(launch(tiny, tiny.drafter, SGLANG_DSPARK_CONFIG=str(config)), *says)
 
 
+@pytest.mark.slow
 def test_a_mode_that_is_sglangs_alone(tiny: TinyPair, tmp_path: Path) -> None:
     config = tmp_path / "dspark.yaml"
     config.write_text("schedule: {mode: off}\n")

@@ -75,8 +75,12 @@ def lines(server: Served, text: str) -> list[str]:
 
 
 def test_it_is_logged_once_and_answers_as_plain_decoding(misfit: Served, plain: Served) -> None:
-    found = [answers(misfit) for _ in range(4)]
-    assert found == [answers(plain)] * 4
+    expected = answers(plain)
+    for _ in range(4):  # how much is drafted depends on the machine
+        warned = bool(lines(misfit, WARNING))
+        assert answers(misfit) == expected
+        if warned and "misfit-guarded" in misfit.pool.servers:
+            break  # a round after the warning, which was the only one
     (line,) = lines(misfit, WARNING)
     assert "sglang-dspark: " in line
     assert few_of(line) >= LEAST

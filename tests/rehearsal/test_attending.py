@@ -107,8 +107,9 @@ def test_without_a_fault_all_answers_are_plain_decodings(attending: Pair, users:
     assert min(row["accepted"], row["rejected"]) > 8 * row["requests"]
 
 
+@pytest.mark.parametrize("users", [pytest.param(USERS, marks=pytest.mark.slow), (8,)])
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_fault_changes_tokens_at_every_load(attending: Pair, fault: str) -> None:
-    for row in attending.rows(fault, *USERS):
+def test_a_fault_changes_tokens(attending: Pair, fault: str, users: tuple[int, ...]) -> None:
+    for row in attending.rows(fault, *users):
         assert "answers are not plain decoding's" in row.get("failed", ""), row
         assert row["equal"] < 0.75 * row["requests"], row

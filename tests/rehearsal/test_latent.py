@@ -11,7 +11,8 @@ from tests.integration.tiny_models import GAMMA, TinyPair
 from tests.rehearsal import latent_models
 from tests.rehearsal.conftest import SITE, SLOTS, Rehearsed, start_rehearsed
 
-pytestmark = [pytest.mark.server, pytest.mark.xdist_group("rehearsal")]
+# Two servers of large classes, for a drafter that is scheduled on request only: two minutes.
+pytestmark = [pytest.mark.server, pytest.mark.slow, pytest.mark.xdist_group("rehearsal")]
 
 TOKENS = 24
 PROMPTS = [[(7 * i + 13 * k * k) % 250 + 6 for i in range(5 + 29 * k)] for k in range(6)]

@@ -74,6 +74,7 @@ def test_the_ranks_meet_on_loopback(two: Served) -> None:
     assert {address for address, _ in two.listens()} == {"127.0.0.1"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("users", [1, 12])
 def test_ranks_that_verify_all_answer_as_one_plain_rank(
     plain: Served, two_static: Served, users: int
