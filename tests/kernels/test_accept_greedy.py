@@ -37,7 +37,7 @@ def test_interpreted_kernel_equals_torch_and_upstream(report: dict[str, Any]) ->
     parity = report["parity"]
     assert parity["wrong"] == []
     assert parity["requests"] >= 4.8 * report["steps"]
-    assert min(parity["kept"], parity["cut"]) > 150
+    assert min(parity["kept"], parity["cut"]) > report["steps"]
     assert parity["parts"] == [1, 2, 4], "rows are searched whole and in parts"
     assert parity["arrivals"] == 0  # the counters are ready for the next launch
 
