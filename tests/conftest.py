@@ -25,6 +25,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--slow", action="store_true", help="run the tests marked slow as well")
 
 
+@pytest.hookimpl(tryfirst=True)  # xdist reads the groups in its own call of this hook
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
         if "doctor_report" in getattr(item, "fixturenames", ()):  # one process asks for all
