@@ -17,6 +17,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from sglang_dspark.common.atomic_write import permit_as_new, replacing
 from sglang_dspark.common.files import brief, fault
@@ -265,8 +266,20 @@ def without_memory(make: Callable[[], Module], path: Path) -> Module:
 
     Raises DSparkError where sizes overflow.
     """
-    with reading_config(path), torch.device("meta"):
+    with reading_config(path), torch.device("meta"), _Unfilled():
         return make()
+
+
+class _Unfilled(TorchFunctionMode):
+    """Skips `torch.nn.init`: there is nothing to fill, and on `meta` it imports the compiler."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        named = kwargs or {}
+        if getattr(func, "__module__", "") == "torch.nn.init":
+            return named["tensor"]
+        return func(*args, **named)
 
 
 def fill_drafter(drafter: DSparkDrafter, path: Path) -> None:

@@ -1,11 +1,11 @@
 """Import only what an examination of arguments uses, for `dspark doctor --serve`.
 
 SGLang resolves arguments with two thirds of the modules that a server imports. The rest is imported
-because patches check their targets there, and because `@torch.compile` at the top of a module
-imports the compiler. In an examination a patch waits for the import of its target's module
-(patches/late_install.py), and a decorated function is compiled by its first call. Nothing is
-replaced by a stub: what is used after all is imported, patched and compiled. SciPy alone is hidden
-from Transformers, whose losses no examination computes.
+because patches check their targets there, and because a decorator at the top of a module imports
+torch's compiler. In an examination a patch waits for the import of its target's module
+(patches/late_install.py), and the compiler for its use (late_compiler.py). Nothing is replaced by a
+stub: what is used after all is imported, patched and compiled. SciPy and torch's sharded tensors
+alone are hidden from Transformers, as no examination runs its models.
 """
 
 from __future__ import annotations
@@ -20,12 +20,16 @@ from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from typing import Any
 
+from sglang_dspark.serving.late_compiler import late_compiler
+
 Report = Callable[[list[str]], None]
 _TRANSFORMERS, _SCAN = "transformers.utils.import_utils", "create_import_structure_from_path"
 _NAMES = "fetch__all__"  # function of that module that parses `__all__`
 _SAME_NAME = ("torch", "accelerate")  # packages whose distributions have their names
-# Transformers asks it for `scipy.optimize`, 0.3 s, of losses of object detection alone.
-_SCIPY = "is_scipy_available"
+_HIDDEN = (  # questions of Transformers that are answered "no"
+    "is_scipy_available",  # `scipy.optimize`, 0.3 s, for losses of object detection alone
+    "is_torch_distributed_available",  # `torch.distributed.tensor`, 0.4 s, for sharded models
+)
 _examinations: list[None] = []  # those that run now
 
 
@@ -36,40 +40,18 @@ def active() -> bool:
 
 @contextmanager
 def examination() -> Iterator[None]:
-    """Compile decorated functions by their first call, and make `active` true, within the block."""
-    import torch
-
+    """Import the compiler when it is used, and make `active` true, within the block."""
     if _TRANSFORMERS not in sys.modules:
         report_imports([_TRANSFORMERS], _shorten_imports)
-    compiling, listing = torch.compile, importlib.metadata.packages_distributions
-    torch.compile = _on_first_call(compiling)
+    listing = importlib.metadata.packages_distributions
     importlib.metadata.packages_distributions = lambda: _Distributions(listing)
     _examinations.append(None)
     try:
-        yield
+        with late_compiler():
+            yield
     finally:
         _examinations.pop()
-        torch.compile, importlib.metadata.packages_distributions = compiling, listing
-
-
-def _on_first_call(compiling: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a `torch.compile` that compiles a function when it is called, others at once."""
-
-    @functools.wraps(compiling)
-    def compile_later(model: Any = None, **options: Any) -> Any:
-        if model is None:
-            return functools.partial(compile_later, **options)
-        if not isinstance(model, types.FunctionType):
-            return compiling(model, **options)
-        compiled = functools.cache(lambda: compiling(model, **options))
-
-        @functools.wraps(model)
-        def call(*arguments: Any, **named: Any) -> Any:
-            return compiled()(*arguments, **named)
-
-        return call
-
-    return compile_later
+        importlib.metadata.packages_distributions = listing
 
 
 class _Distributions(Mapping[str, list[str]]):
@@ -98,14 +80,15 @@ class _Distributions(Mapping[str, list[str]]):
 
 
 def _shorten_imports(modules: list[str]) -> None:
-    """Let Transformers read its folders of models once, and do without SciPy.
+    """Let Transformers read its folders of models once, and do without `_HIDDEN`.
 
     It caches what it finds in a folder, but only 128 of them, and it has several hundred. It looks
     for the last line that begins with `__all__` line by line, in two million lines.
     """
     utilities = sys.modules[_TRANSFORMERS]
-    if hasattr(utilities, _SCIPY):
-        setattr(utilities, _SCIPY, lambda: False)
+    for question in _HIDDEN:
+        if hasattr(utilities, question):
+            setattr(utilities, question, lambda: False)
     names: Any = getattr(utilities, _NAMES, None)
     if names is not None:
         setattr(utilities, _NAMES, _from_last_line(names))

@@ -40,7 +40,10 @@ HEAVY = (  # what a server imports, and no verdict needs: seconds of CPU
     "sglang.srt.models.registry",
     "sglang.srt.speculative.eagle_worker_v2",
     "sglang_dspark.backends.cuda.attach",
+    "sympy",
+    "torch._dynamo.convert_frame",
     "torch._inductor.compile_fx",
+    "torch.distributed.tensor",
 )
 CHILD = """
 import json, os, resource, sys

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from sglang_dspark.drafter.checkpoint import built
+from sglang_dspark.drafter.checkpoint import built, without_memory
 from sglang_dspark.drafter.config import DrafterConfig
 from sglang_dspark.drafter.fields import Fields
 from sglang_dspark.drafter.target_fit import Target
@@ -123,3 +123,21 @@ def test_no_memory_is_taken_for_sizes_that_the_weights_do_not_have(tmp_path: Pat
     tensors = {"weight": torch.ones(4, 4), "bias": torch.ones(4)}
     filled = opened("whole", tensors).state_dict()
     assert all(torch.equal(filled[name], tensors[name]) for name in tensors)
+
+
+def test_weights_without_memory_are_not_filled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nn.init, "_no_grad_normal_", None)
+    monkeypatch.setattr(nn.init, "_no_grad_uniform_", None)
+
+    def make() -> nn.Module:
+        return nn.Sequential(nn.Embedding(4, 2), nn.Linear(2, 3), nn.LayerNorm(3))
+
+    with pytest.raises(TypeError):
+        make()
+    made = without_memory(make, tmp_path).state_dict()
+    assert {name: (*made[name].shape, made[name].device.type) for name in ("0.weight", "1.bias")} == {
+        "0.weight": (4, 2, "meta"),
+        "1.bias": (3, "meta"),
+    }

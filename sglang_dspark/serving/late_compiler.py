@@ -1,0 +1,81 @@
+"""Import torch's compiler when it is used, for `dspark doctor --serve`.
+
+Modules of Transformers and SGLang import it, 0.7 s with SymPy and torch's sharded tensors, to
+decorate functions that no examination of arguments calls. Here such a function is decorated by its
+first call, and the module runs when anything else is taken from it.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import sys
+import types
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+_MODULE = "torch._dynamo"
+_DECORATORS = ("allow_in_graph", "assume_constant_result", "disable")  # there and in torch.compiler
+
+
+@contextmanager
+def late_compiler() -> Iterator[None]:
+    """Within the block functions are decorated by their first call; no import runs the module."""
+    import torch
+
+    places = [(torch, "compile"), *((torch.compiler, name) for name in _DECORATORS)]
+    decorators = [getattr(place, name) for place, name in places]
+    for (place, name), decorating in zip(places, decorators, strict=True):
+        setattr(place, name, _on_first_call(decorating))
+    if _MODULE not in sys.modules:
+        spec = importlib.util.find_spec(_MODULE)
+        assert spec is not None, "torch has it"
+        late = importlib.util.module_from_spec(spec)
+        late.__class__ = _LateModule
+        sys.modules[_MODULE] = torch._dynamo = late
+    try:
+        yield
+    finally:
+        for (place, name), decorating in zip(places, decorators, strict=True):
+            setattr(place, name, decorating)
+
+
+class _LateModule(types.ModuleType):
+    """A module that has its spec, and runs when anything but `_DECORATORS` is taken from it."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # importlib and `inspect` ask for names that it need not have
+            raise AttributeError(name)
+        if name not in _DECORATORS:
+            return getattr(_run(self), name)
+        return _on_first_call(lambda *given, **options: getattr(_run(self), name)(*given, **options))
+
+
+def _run(module: types.ModuleType) -> types.ModuleType:
+    """Run a late module's source, once, and return the module."""
+    if isinstance(module, _LateModule):
+        module.__class__ = types.ModuleType  # what it imports sees it as half imported, as ever
+        assert module.__spec__ is not None and module.__spec__.loader is not None
+        module.__spec__.loader.exec_module(module)
+    return module
+
+
+def _on_first_call(decorating: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a decorator that waits for the function's first call. Others are decorated at once."""
+
+    @functools.wraps(decorating)
+    def decorate_later(*given: Any, **options: Any) -> Any:
+        if not given and not {"model", "fn"} & options.keys():
+            return functools.partial(decorate_later, **options)
+        if not given or not isinstance(given[0], types.FunctionType):
+            return decorating(*given, **options)
+        decorated = functools.cache(lambda: decorating(*given, **options))
+
+        @functools.wraps(given[0])
+        def call(*arguments: Any, **named: Any) -> Any:
+            return decorated()(*arguments, **named)
+
+        return call
+
+    return decorate_later

@@ -1,0 +1,76 @@
+"""torch's compiler is imported by its first use, and then all is as after an ordinary import."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from sglang_dspark.serving.late_compiler import late_compiler
+
+START = """
+import sys, torch
+from sglang_dspark.serving.late_compiler import late_compiler
+calls = []
+with late_compiler():
+    import torch._dynamo as compiler
+    from torch._dynamo import allow_in_graph
+    @torch._dynamo.disable
+    def plain(x): return calls.append("plain") or x + 1
+    @torch._dynamo.disable(reason="none")
+    def named(x): return calls.append("named") or x + 2
+    @torch.compiler.disable(recursive=False)
+    def deep(x): return x + 3
+    @allow_in_graph
+    def allowed(x): return 2 * x
+    @torch._dynamo.assume_constant_result
+    def constant(): return 7
+    @torch.compile(backend="eager", fullgraph=True)
+    def compiled(x): return x * constant() + allowed(x)
+def ran(): return "torch._dynamo.eval_frame" in sys.modules
+assert not ran() and not calls
+"""
+AS_EVER = """
+assert ran()
+assert torch._dynamo is compiler is sys.modules["torch._dynamo"]
+assert type(compiler) is type(sys) and repr(compiler).startswith("<module 'torch._dynamo' from")
+assert (plain(1), named(1), deep(1), allowed(3), constant()) == (2, 3, 4, 6, 7)
+assert calls == ["plain", "named"] and plain.__name__ == "plain"
+assert compiled(torch.ones(2)).tolist() == [9.0, 9.0]
+assert torch._dynamo.disable(plain) is not plain and torch._dynamo.is_compiling() is False
+"""
+USES = {
+    "a decorated function is called": "assert plain(1) == 2; calls.clear()",
+    "one decorated with options": "assert named(1) == 3; calls.clear()",
+    "something else is taken": "torch._dynamo.reset()",
+    "something is imported from it": "from torch._dynamo import reset",
+    "a class is decorated": "torch._dynamo.disable(type('C', (), {'__call__': id})())",
+    "torch decorates for itself": "torch.nn.Embedding(4, 2, device='meta')",
+    "a function is compiled": "torch.compile(lambda x: x + 1, backend='eager')(torch.ones(1))",
+}
+
+
+@pytest.mark.parametrize("use", USES.values(), ids=USES)
+def test_the_compiler_is_imported_by_its_first_use(use: str) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", START + use + AS_EVER], capture_output=True, text=True, check=False
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
+def test_decorators_are_put_back() -> None:
+    before = (torch.compile, torch.compiler.disable, torch.compiler.allow_in_graph)
+    with pytest.raises(ValueError, match="within"), late_compiler():
+        assert torch.compile is not before[0]
+        raise ValueError("within")
+    assert before == (torch.compile, torch.compiler.disable, torch.compiler.allow_in_graph)
+
+
+def test_a_function_given_by_name_is_decorated_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+    monkeypatch.setattr(torch.compiler, "disable", lambda fn=None, **options: seen.append(options))
+    with late_compiler():
+        torch.compiler.disable(fn=print, reason="none")
+    assert seen == [{"reason": "none"}]
