@@ -2,12 +2,14 @@
 
 Modules of Transformers and SGLang import it, 0.7 s with SymPy and torch's sharded tensors, to
 decorate functions that no examination of arguments calls. Here such a function is decorated by its
-first call, and the module runs when anything else is taken from it.
+first call, and the module runs when anything else is taken from it. (Until its first call such a
+function cannot be part of another that is compiled; an examination compiles none.)
 """
 
 from __future__ import annotations
 
 import functools
+import importlib
 import importlib.util
 import sys
 import types
@@ -16,6 +18,8 @@ from contextlib import contextmanager
 from typing import Any
 
 _MODULE = "torch._dynamo"
+# Transformers takes a class from it (masking_utils.py), which uses nothing of the module around it.
+_PART = f"{_MODULE}._trace_wrapped_higher_order_op"
 _DECORATORS = ("allow_in_graph", "assume_constant_result", "disable")  # there and in torch.compiler
 
 
@@ -29,11 +33,7 @@ def late_compiler() -> Iterator[None]:
     for (place, name), decorating in zip(places, decorators, strict=True):
         setattr(place, name, _on_first_call(decorating))
     if _MODULE not in sys.modules:
-        spec = importlib.util.find_spec(_MODULE)
-        assert spec is not None, "torch has it"
-        late = importlib.util.module_from_spec(spec)
-        late.__class__ = _LateModule
-        sys.modules[_MODULE] = torch._dynamo = late
+        _postpone(torch)
     try:
         yield
     finally:
@@ -41,23 +41,40 @@ def late_compiler() -> Iterator[None]:
             setattr(place, name, decorating)
 
 
+def _postpone(torch: Any) -> None:
+    """Put the module in its place without running it, and `_PART` in its own."""
+    spec = importlib.util.find_spec(_MODULE)
+    assert spec is not None, "torch has it"
+    late = importlib.util.module_from_spec(spec)
+    late.__class__ = _LateModule
+    sys.modules[_MODULE] = late
+    setattr(torch, _MODULE.partition(".")[2], late)  # as an import does
+    importlib.import_module(_PART)
+    del late.__path__  # so that an import of another part asks for it, and the module runs before
+
+
 class _LateModule(types.ModuleType):
     """A module that has its spec, and runs when anything but `_DECORATORS` is taken from it."""
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):  # importlib and `inspect` ask for names that it need not have
+        if name.startswith("__") and name != "__path__":  # of which it has all that a module needs
             raise AttributeError(name)
         if name not in _DECORATORS:
             return getattr(_run(self), name)
-        return _on_first_call(lambda *given, **options: getattr(_run(self), name)(*given, **options))
+
+        def decorating(*given: Any, **options: Any) -> Any:
+            return getattr(_run(self), name)(*given, **options)
+
+        return _on_first_call(decorating)
 
 
 def _run(module: types.ModuleType) -> types.ModuleType:
     """Run a late module's source, once, and return the module."""
     if isinstance(module, _LateModule):
-        module.__class__ = types.ModuleType  # what it imports sees it as half imported, as ever
-        assert module.__spec__ is not None and module.__spec__.loader is not None
-        module.__spec__.loader.exec_module(module)
+        late: Any = module
+        late.__class__ = types.ModuleType  # what it imports sees it as half imported, as ever
+        late.__path__ = late.__spec__.submodule_search_locations
+        late.__spec__.loader.exec_module(late)
     return module
 
 
