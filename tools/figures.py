@@ -25,7 +25,7 @@ from sglang_dspark.loadtest.results import commit
 ROOT = Path(__file__).resolve().parents[1]
 # Commands start others by name, so this environment's come first.
 _ENVIRONMENT = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
-PAGES = ("python tools/docs/sweep.py", "python -m tools.docs.screen")
+PAGES = ("python tools/docs/sweep.py", *(f"python -m tools.docs.{n}" for n in ("screen", "bench")))
 
 
 @dataclass(frozen=True)
@@ -57,6 +57,10 @@ def _bench(minutes: int, result: str, command: str, flag: str = "--json") -> Par
 _SCREEN = "dspark bench screen --json results/screen_cpu.json"
 _TINY = f"{_SCREEN} --target runs/pair/target --drafter runs/pair/listening --pool-tokens 1408"
 _THRESHOLD = "--config tools/screen-threshold.yaml"
+_EQUAL = (
+    "dspark sweep --config tools/equal-training/sweep.yaml --out {runs}/equal-training "
+    "--json results/sweep_equal_training_cpu.json --on-death continue"
+)
 _DEMO = (
     "python tools/docs/picture.py --title 'make demo' --part '[math-01]' '[math-02]' "
     "--part '[code-01]' '[code-02]' --part '[chat-01]' '[chat-02]' "
@@ -67,7 +71,11 @@ PARTS: Mapping[str, Part] = {
         35, "cpu-demo", "sweep_cpu", "dspark report {runs}/cpu-demo --out docs/sweep-cpu-demo.html"
     ),
     "demo": Part(2, (), (_DEMO,)),
-    "sampled": _sweep(12, "cpu-demo-sampled", "sweep_sampled_cpu"),
+    "equal-training": Part(
+        15, ("sweep_equal_training_cpu",), (_EQUAL,),
+        needs=("runs/equal-training/drafters/smollm2-135m-dspark",),
+    ),
+    "sampled": _sweep(20, "cpu-demo-sampled", "sweep_sampled_cpu"),
     "burst": _sweep(10, "cpu-burst", "sweep_burst_cpu"),
     "deeper": _sweep(40, "deeper", "sweep_deeper_cpu"),
     "golden": _sweep(

@@ -75,6 +75,24 @@ def test_the_sampled_sweep_is_its_own_and_sampled(tool: ModuleType) -> None:
     assert tool.rewritten(page, tool.sampled_section(document), tool.SAMPLED_MARKS) != page
 
 
+def test_equal_training_is_its_own_sweeps_and_the_cards(tool: ModuleType) -> None:
+    page, document = tool.LOAD.read_text(), load_json(tool.EQUAL)
+    section = tool.equal_section(document)
+    assert tool.rewritten(page, section, tool.EQUAL_MARKS) == page
+    stages = load_json(ROOT / "drafters" / "smollm2-135m-dspark" / "training.json")["stages"]
+    steps = [stage["config"]["schedule"]["steps"] for stage in stages]
+    assert f"{sum(steps[:3]):,} steps" in section
+    assert f"{sum(steps):,} steps" in " ".join(section.split())
+    row = next(
+        each
+        for each in document["metrics"]["ratios"]
+        if (each["over"], each["under"]) == (tool.EQUAL_ARM, "mtp1")
+        and (each["what"], each["level"]) == ("tokens_per_s", 4)
+    )
+    row["low"] -= 0.1
+    assert tool.rewritten(page, tool.equal_section(document), tool.EQUAL_MARKS) != page
+
+
 def test_the_golden_sweep_is_its_own_and_says_what_it_is(tool: ModuleType) -> None:
     page, document = tool.TARGETS.read_text(), load_json(tool.GOLDEN)
     section = tool.golden_section(document)
@@ -166,5 +184,5 @@ def test_no_other_figure_stands_in_it(tool: ModuleType, readme: str) -> None:
 def test_every_file_it_names_is_there(readme: str) -> None:
     links = [link for link in re.findall(r"\]\(([^)]+)\)", readme) if "://" not in link]
     assert len(links) > 10
-    named = [*links, *re.findall(r"configs/\S+\.yaml", readme)]
+    named = [*(link.partition("#")[0] for link in links), *re.findall(r"configs/\S+\.yaml", readme)]
     assert [each for each in named if not (ROOT / each).exists()] == []

@@ -23,6 +23,7 @@ SCHEDULER = ROOT / "docs" / "scheduler.md"
 TARGETS, STABILITY = ROOT / "docs" / "results-targets.md", ROOT / "docs" / "results-stability.md"
 RESULTS = ROOT / "results" / "sweep_cpu.json"
 SAMPLED = ROOT / "results" / "sweep_sampled_cpu.json"
+EQUAL = ROOT / "results" / "sweep_equal_training_cpu.json"
 DEEPER = ROOT / "results" / "sweep_deeper_cpu.json"
 BURST = ROOT / "results" / "sweep_burst_cpu.json"
 HEADLESS = ROOT / "results" / "sweep_headless_cpu.json"
@@ -35,6 +36,7 @@ ARMS = {
     "dspark-static-threshold": "static threshold",
     "dspark": "DSpark",
 }
+EQUAL_ARM, EQUAL_STAGES = "dspark-equal-training", 3  # tools/equal-training/
 HEADLESS_ARMS = {
     "mtp3": "MTP-3 as SGLang's EAGLE, all verified",
     "mtp-scheduled": "MTP, scheduled",
@@ -45,6 +47,7 @@ SHOWN = (1, 4, 16)  # users of the README's rows; the page has all
 FEW = 4  # users up to which the README states the speed at MTP-1's throughput
 UNDER = ("plain", "mtp1", "dspark-fixed-gamma")
 BEGIN, END = "<!-- results: begin -->", "<!-- results: end -->"
+EQUAL_MARKS = ("<!-- equal training: begin -->", "<!-- equal training: end -->")
 SAMPLED_MARKS = ("<!-- sampled: begin -->", "<!-- sampled: end -->")
 DEEPER_MARKS = ("<!-- deeper: begin -->", "<!-- deeper: end -->")
 BURST_MARKS = ("<!-- burst: begin -->", "<!-- burst: end -->")
@@ -89,12 +92,18 @@ def trained_alike(folder: Path = ROOT / "drafters") -> str:
     )
     if mtp1 == dspark:
         return f"The drafters were trained alike: {said}."
-    return f"**The drafters were not trained alike**: {said}; part of these ratios is training."
+    return (
+        f"**The drafters were not trained alike**: {said}; [how much of these ratios is "
+        "training](docs/results-load.md#with-about-equal-training)."
+    )
 
 
-def _training(drafter: Path) -> tuple[int, float, int]:
-    """Return steps and millions of draft tokens of all stages, and the most answers of a stage."""
-    stages = load_json(drafter / "training.json")["stages"]
+def _training(drafter: Path, first: int | None = None) -> tuple[int, float, int]:
+    """Return steps and millions of draft tokens of all stages, and the most answers of a stage.
+
+    first: of so many stages alone.
+    """
+    stages = load_json(drafter / "training.json")["stages"][:first]
     steps, tokens = 0, 0
     for config in (stage["config"] for stage in stages):
         schedule = config["schedule"]
@@ -124,6 +133,40 @@ def load_section(document: Mapping[str, Any]) -> str:
 def sampled_section(document: Mapping[str, Any]) -> str:
     """Write the same page's section on sampled answers: closed loop and goodput."""
     return "\n".join([*_closed_loop(document, SAMPLED), "", *_goodput(document["metrics"])])
+
+
+def equal_section(document: Mapping[str, Any]) -> str:
+    """Write the same page's section on a drafter of an earlier stage, beside the shipped one."""
+    metrics, drafters = document["metrics"], ROOT / "drafters"
+    trained = (
+        "MTP-1's drafter has {:,} steps, {:.1f} M draft tokens and {:,} answers, that of *equal "
+        "training* {:,} steps, {:.1f} M and {:,}, the shipped one {:,} steps, {:.1f} M and {:,}."
+    ).format(
+        *_training(drafters / "smollm2-135m-mtp1"),
+        *_training(drafters / "smollm2-135m-dspark", EQUAL_STAGES),
+        *_training(drafters / "smollm2-135m-dspark"),
+    )
+    lines = [
+        *wrapped(trained),
+        "",
+        "| users | plain, tok/s | MTP-1 | equal training | shipped | equal training over plain "
+        "| over MTP-1 | over shipped |",
+        "|" + "---|" * 8,
+    ]
+    for row in metrics["by_concurrency"]:
+        arms = ("plain", "mtp1", EQUAL_ARM, "dspark")
+        speeds = [f"{row[arm]['tokens_per_s']['mid']:.1f}" for arm in arms]
+        level = ("tokens_per_s", "closed", row["concurrency"])
+        under = ("plain", "mtp1", "dspark")
+        ratios = [_ratio(_compared(metrics, arm, level, EQUAL_ARM)) for arm in under]
+        lines.append(f"| {row['concurrency']:.0f} | {' | '.join([*speeds, *ratios])} |")
+    levels = metrics["matched_speed_ratio_vs_mtp1"]["levels"]
+    matched = ", ".join(f"{_ratio(each)} at {each['level']:.0f}" for each in levels)
+    lines += [
+        "",
+        *wrapped(f"Speed per user at MTP-1's throughput, over MTP-1, by users: {matched}."),
+    ]
+    return "\n".join([*lines, "", *_source(document, EQUAL)])
 
 
 def deeper_section(document: Mapping[str, Any]) -> str:
@@ -329,6 +372,7 @@ class Section(NamedTuple):
 SECTIONS = (
     Section(README, (BEGIN, END), RESULTS, section),
     Section(LOAD, (BEGIN, END), RESULTS, load_section),
+    Section(LOAD, EQUAL_MARKS, EQUAL, equal_section),
     Section(LOAD, SAMPLED_MARKS, SAMPLED, sampled_section),
     Section(TARGETS, DEEPER_MARKS, DEEPER, deeper_section),
     Section(TARGETS, GOLDEN_MARKS, GOLDEN, golden_section),
