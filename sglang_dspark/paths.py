@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
-from collections.abc import Iterable
 from pathlib import Path
 
 from sglang_dspark.errors import DSparkError
@@ -22,15 +20,3 @@ def cache_root() -> Path:
         return Path.home() / ".cache"
     except RuntimeError:
         raise DSparkError("no home folder to keep a cache in; set XDG_CACHE_HOME") from None
-
-
-def machine_code_folder(name: str, sources: Iterable[Path]) -> Path:
-    """Return the folder of these files' machine code: another folder for every text of theirs.
-
-    Numba itself watches only the file that defines a function, and would keep the old code of what
-    it calls from another one. Raises DSparkError for a user without a home.
-    """
-    digest = hashlib.sha256()
-    for file in sources:
-        digest.update(file.read_bytes())
-    return cache_root() / "sglang-dspark" / name / digest.hexdigest()[:16]

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 from sglang_dspark.patches.seam import Seams
+from sglang_dspark.schedule import rehearsal
 from sglang_dspark.serving import on_demand, upstream
 
 SEAMS = Seams(device="cpu")
@@ -52,11 +53,8 @@ def handle_dspark(original: Callable[[Any], None], server_args: Any) -> None:
     finally:
         upstream.speculative_hook.resolving_view = resolving_view
     _fill_slots_at_once(server_args)
-    if on_demand.active():  # no server follows
-        return
-    from sglang_dspark.schedule import rehearsal  # it imports Numba, which no examination needs
-
-    rehearsal.compile_early()  # here, as seconds of imports follow before the scheduler starts
+    if not on_demand.active():  # no server follows
+        rehearsal.compile_early()  # here, as seconds of imports follow before the scheduler starts
 
 
 def _fill_slots_at_once(server_args: Any) -> None:

@@ -7,8 +7,9 @@ is written anew, and where nothing can be kept the function is compiled at each 
 
 from __future__ import annotations
 
+import hashlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from numba.core.caching import FunctionCache
 
 from sglang_dspark.common.files import fault
 from sglang_dspark.errors import DSparkError
+from sglang_dspark.paths import cache_root
 
 logger = logging.getLogger(__name__)
 
@@ -43,6 +45,19 @@ class _Cache(FunctionCache):  # type: ignore[misc]
     def save_overload(self, sig: Any, data: Any) -> None:
         with suppress(OSError):  # a full disk: the next start compiles again
             super().save_overload(sig, data)
+
+
+def folder_of(name: str, sources: Iterable[Path]) -> Path:
+    """Return the folder of these files' machine code: another folder for every text of theirs.
+
+    Numba itself watches only the file that defines a function, and would keep the old code of what
+    it
+    calls from another one. Raises DSparkError for a user without a home.
+    """
+    digest = hashlib.sha256()
+    for file in sources:
+        digest.update(file.read_bytes())
+    return cache_root() / "sglang-dspark" / name / digest.hexdigest()[:16]
 
 
 def kept(function: Callable[..., Any], folder: Callable[[], Path], **options: Any) -> Any:

@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from sglang_dspark.paths import machine_code_folder
+from sglang_dspark.common.machine_code import folder_of, kept
 
 
 @cache
@@ -19,12 +19,10 @@ def cache_folder() -> Path:
 
     Raises DSparkError for a user without a home.
     """
-    return machine_code_folder("schedule", sorted(Path(__file__).parent.glob("*.py")))
+    return folder_of("schedule", sorted(Path(__file__).parent.glob("*.py")))
 
 
 def compiled(function: Callable[..., Any]) -> Any:
     """The function as machine code for one thread; the caller holds no GIL meanwhile."""
-    from sglang_dspark.common.machine_code import kept  # Numba, not needed to name the folder
-
     options = {"nogil": True, "error_model": "numpy", "boundscheck": False}
     return kept(function, cache_folder, **options)

@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from sglang_dspark.common.machine_code import kept
+from sglang_dspark.common.machine_code import folder_of, kept
 from sglang_dspark.errors import DSparkError
-from sglang_dspark.paths import machine_code_folder
 
 
 def plus_one(x: int) -> int:
@@ -61,8 +60,8 @@ def test_another_text_has_another_folder(tmp_path: Path, monkeypatch: pytest.Mon
     called, caller = tmp_path / "called.py", tmp_path / "caller.py"
     called.write_text("x = 1")
     caller.write_text("y = 1")
-    before = machine_code_folder("kernels", [caller, called])
+    before = folder_of("kernels", [caller, called])
     assert before.parent == tmp_path / "sglang-dspark" / "kernels"
-    assert machine_code_folder("kernels", [caller, called]) == before
+    assert folder_of("kernels", [caller, called]) == before
     called.write_text("x = 2")
-    assert machine_code_folder("kernels", [caller, called]) != before
+    assert folder_of("kernels", [caller, called]) != before

@@ -14,13 +14,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from sglang_dspark.paths import machine_code_folder
+from sglang_dspark.common.machine_code import folder_of, kept
 
 
 @cache
 def cache_folder() -> Path:
     """Return the cache folder, named by the source of this folder."""
-    return machine_code_folder("kernels", sorted(Path(__file__).parent.glob("*.py")))
+    return folder_of("kernels", sorted(Path(__file__).parent.glob("*.py")))
 
 
 def kernel(function: Callable[..., Any]) -> Any:
@@ -28,6 +28,4 @@ def kernel(function: Callable[..., Any]) -> Any:
 
     `fastmath` is explicit, as Numba would otherwise inherit it from the first caller.
     """
-    from sglang_dspark.common.machine_code import kept  # Numba, not needed to name the folder
-
     return kept(function, cache_folder, nogil=True, error_model="numpy", fastmath=False)
