@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from sglang_dspark.common.atomic_write import replace_text
-from sglang_dspark.common.files import load_json, reading
-from tools.docs.sweep import rewritten, wrapped
+from tools.docs.screen import results
+from tools.docs.sweep import ratio_text, rewritten, wrapped
 
 ROOT = Path(__file__).resolve().parents[2]
 SCHEDULER, TARGETS = ROOT / "docs" / "scheduler.md", ROOT / "docs" / "results-targets.md"
@@ -43,9 +43,7 @@ class Table(NamedTuple):
 
 def result(name: str) -> Document:
     """Read a file of results/. Raises DSparkError when it cannot be read."""
-    path = ROOT / "results" / f"{name}.json"
-    with reading(path, "result file", "run its command again"):
-        found: Document = load_json(path)
+    found: Document = results(ROOT / "results" / f"{name}.json")
     return found
 
 
@@ -59,7 +57,7 @@ def gammas(found: Document) -> Iterator[str]:
     for row in found["metrics"]["by_concurrency"]:
         best = f"{row['fixed'][row['best_fixed']]:.1f} ({row['best_fixed']})"
         speeds = f"{row['plain']:.1f} | {best} | {row['dspark']:.1f}"
-        ratios = f"{_interval(row['over_plain'])} | {_interval(row['over_best_fixed'])}"
+        ratios = f"{ratio_text(row['over_plain'])} | {ratio_text(row['over_best_fixed'])}"
         yield f"| {row['concurrency']} | {speeds} | {ratios} |"
     yield from _source(found)
 
@@ -72,7 +70,7 @@ def more_gammas(many: Document, few: Document) -> Iterator[str]:
         link = f"[{name}](../results/{found['name']}.json)"
         for row in found["metrics"]["by_concurrency"]:
             ratios = [row["over_plain"], row["over_best_fixed"]]
-            cells = " | ".join(_interval(ratio) for ratio in ratios)
+            cells = " | ".join(ratio_text(ratio) for ratio in ratios)
             yield f"| {link} | {row['concurrency']} | {cells} | {ratios[0]['trials']} |"
     for found in (many, few):
         yield from _source(found)
@@ -138,13 +136,9 @@ def _source(found: Document) -> Iterator[str]:
     )
 
 
-def _interval(ratio: Mapping[str, float]) -> str:
-    return _figures(ratio["mid"], (ratio["low"], ratio["high"]))
-
-
 def _figures(middle: float, interval: Sequence[float]) -> str:
     low, high = interval
-    return f"{middle:.2f} ({low:.2f} to {high:.2f})"
+    return ratio_text({"mid": middle, "low": low, "high": high})
 
 
 TABLES = (

@@ -158,10 +158,10 @@ def equal_section(document: Mapping[str, Any]) -> str:
         speeds = [f"{row[arm]['tokens_per_s']['mid']:.1f}" for arm in arms]
         level = ("tokens_per_s", "closed", row["concurrency"])
         under = ("plain", "mtp1", "dspark")
-        ratios = [_ratio(_compared(metrics, arm, level, EQUAL_ARM)) for arm in under]
+        ratios = [ratio_text(_compared(metrics, arm, level, EQUAL_ARM)) for arm in under]
         lines.append(f"| {row['concurrency']:.0f} | {' | '.join([*speeds, *ratios])} |")
     levels = metrics["matched_speed_ratio_vs_mtp1"]["levels"]
-    matched = ", ".join(f"{_ratio(each)} at {each['level']:.0f}" for each in levels)
+    matched = ", ".join(f"{ratio_text(each)} at {each['level']:.0f}" for each in levels)
     lines += [
         "",
         *wrapped(f"Speed per user at MTP-1's throughput, over MTP-1, by users: {matched}."),
@@ -197,7 +197,7 @@ def headless_section(document: Mapping[str, Any]) -> str:
         cells = []
         for row in rows:
             level = ("tokens_per_s", "closed", row["concurrency"])
-            ratio = _ratio(_compared(metrics, "plain", level, over=arm))
+            ratio = ratio_text(_compared(metrics, "plain", level, over=arm))
             cells.append(f"{row[arm]['tokens_per_s']['mid']:.1f}: {ratio}")
         lines.append(f"| {HEADLESS_ARMS[arm]} | {' | '.join(cells)} |")
     return "\n".join(lines)
@@ -288,12 +288,12 @@ def rewritten(page: str, table: str, marks: tuple[str, str] = (BEGIN, END)) -> s
 def _arms_row(metrics: Mapping[str, Any], row: Mapping[str, Any], arms: Sequence[str]) -> str:
     speeds = [f"{row[arm]['tokens_per_s']['mid']:.1f}" for arm in arms]
     level = ("tokens_per_s", "closed", row["concurrency"])
-    ratios = [_ratio(_compared(metrics, arm, level)) for arm in arms[:-1]]
+    ratios = [ratio_text(_compared(metrics, arm, level)) for arm in arms[:-1]]
     return f"| {row['concurrency']:.0f} | {' | '.join([*speeds, *ratios])} |"
 
 
 def _matched_row(level: Mapping[str, Any]) -> str:
-    return f"| {level['level']:.0f} | {level['tokens_per_s']:.0f} | {_ratio(level)} |"
+    return f"| {level['level']:.0f} | {level['tokens_per_s']:.0f} | {ratio_text(level)} |"
 
 
 def _tau_row(row: Mapping[str, Any], arms: Sequence[str]) -> str:
@@ -320,7 +320,8 @@ def _goodput_rows(level: Mapping[str, Any]) -> list[str]:
 
 def _open_row(metrics: Mapping[str, Any], rate: float) -> str:
     level = ("speed_p50", "open", rate)
-    return f"| {rate:.2f} | {' | '.join(_ratio(_compared(metrics, arm, level)) for arm in UNDER)} |"
+    ratios = (ratio_text(_compared(metrics, arm, level)) for arm in UNDER)
+    return f"| {rate:.2f} | {' | '.join(ratios)} |"
 
 
 def _compared(
@@ -356,7 +357,8 @@ def _verdict(over_plain: Mapping[str, Any], over_mtp1: Mapping[str, Any]) -> str
     return f"{plain} both" if plain == mtp1 else f"{plain} plain, {mtp1} MTP-1"
 
 
-def _ratio(each: Mapping[str, Any]) -> str:
+def ratio_text(each: Mapping[str, Any]) -> str:
+    """Return a ratio and its 95% interval as pages show them."""
     return f"{each['mid']:.2f} ({each['low']:.2f} to {each['high']:.2f})"
 
 
