@@ -161,6 +161,20 @@ def test_the_model_follows_a_machine_that_changes(padded: bool) -> None:
     assert 20 < model.outliers < 120
 
 
+def test_numbers_of_rows_that_were_timed_cost_what_they_did() -> None:
+    """Six rows may be faster than four; a drop between points far apart is noise."""
+    timed = (1.1, 1.0, 1.3, 1.2, 2.0, 1.8)
+    table = replace(TABLE, padded=False, knots=(1, 2, 3, 4, 8, 12), seconds=timed)
+    curve = CostModel(table, max_requests=4).costs(4, 0).tokens
+    assert curve[[1, 2, 3, 4]].tolist() == pytest.approx(timed[:4])
+    assert curve[[8, 12]].tolist() == pytest.approx([1.9, 1.9])
+    falling = replace(table, seconds=(1.1, 1.0, 1.3, 1.4, 1.2, 1.8))
+    curve = CostModel(falling, max_requests=4).costs(4, 0).tokens
+    assert curve[[3, 4, 6, 8, 12]].tolist() == pytest.approx([1.3, 1.3, 1.3, 1.3, 1.8])
+    every = replace(table, knots=(1, 2, 3, 4, 5, 6), seconds=timed)
+    assert CostModel(every, 2).costs(2, 0).tokens[1:].tolist() == pytest.approx(timed)
+
+
 def by_hand(padded: bool, **settings: Any) -> tuple[CostModel, float]:
     """A model whose steps cost only their tokens and drafts, and its first correction: a twentieth
     of an error of 0.1."""
