@@ -54,6 +54,11 @@ class Memory:
         """Return whether memory growth is significant."""
         return self.judged and self.low > GROWTH
 
+    @property
+    def settled(self) -> bool:
+        """Return whether the interval of the slope does not contain the limit."""
+        return self.judged and not self.low <= GROWTH < self.high
+
 
 @dataclass(frozen=True)
 class Drift:

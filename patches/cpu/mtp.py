@@ -3,7 +3,8 @@
 Upstream: sglang/srt/models/llama_eagle.py (`LlamaModel.forward`),
 sglang/srt/speculative/eagle_worker_v2.py (`EagleDraftWorker.draft`, `_draft_extend_for_decode`) and
 eagle_utils.py (`eagle_sample`). DSPARK is compared with MTP-1, so both get the same fast paths on a
-CPU. A pass that is not a plain greedy chain runs upstream's code.
+CPU. Sampled drafts are accepted by our rule (backends/cpu/verify_ops.py), trees and greedy chains
+with a grammar or penalties by upstream's.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ WeightsOption = Annotated[
 def llama(
     weights: WeightsOption = "float32,int8",
     formats: Annotated[str, typer.Option(help="llama.cpp's formats.")] = "f16,q8_0,q4_0",
-    threads: Annotated[int, typer.Option(min=1, help="Threads that llama.cpp computes with.")] = 1,
+    threads: Annotated[int, typer.Option(min=1, help="Threads that each arm computes with.")] = 1,
     prompts: Annotated[int, typer.Option(min=1, help="Prompts of a repeat.")] = 9,
     tokens: Annotated[int, typer.Option(min=2, help="Length of an answer.")] = 64,
     repeats: Annotated[int, typer.Option(min=1, help="Fewer than three give no interval.")] = 5,
@@ -60,7 +60,7 @@ def llama(
     folder, draft, _ = served_models(console, target, drafter, "cpu")
     plan = _plan(folder, prompts, tokens, repeats, threads)
     kept = [each.strip() for each in weights.split(",")]
-    specs = _specs(folder, draft, kept, port, run_directory())
+    specs = _specs(folder, draft, kept, port, run_directory(), threads)
     kinds = [each.strip().lower() for each in formats.split(",")]
     with says_when_stopped(), stop_on_signals(), tempfile.TemporaryDirectory() as scratch:
         found = _measure(console, specs, _files(kinds, gguf, Path(scratch)), plan)
@@ -84,7 +84,7 @@ def _plan(target: Path, prompts: int, tokens: int, repeats: int, threads: int) -
 
 
 def _specs(
-    target: Path, drafter: Path, weights: list[str], port: int, run_dir: Path
+    target: Path, drafter: Path, weights: list[str], port: int, run_dir: Path, threads: int
 ) -> list[ServerSpec]:
     """A plain and a DSPARK server for each format of our weights."""
     from dataclasses import replace
@@ -97,7 +97,7 @@ def _specs(
         config = run_dir / f"{kind}.yaml"
         config.parent.mkdir(parents=True, exist_ok=True)
         # llama.cpp rounds rows to eight bits beside quantised weights, too.
-        config.write_text(f"cpu: {{weights: {kind}, activations: narrow}}\n")
+        config.write_text(f"cpu: {{weights: {kind}, activations: narrow, threads: {threads}}}\n")
         pair = (
             plain_server(target, port + 2 * number, "cpu"),
             dspark_server(target, drafter, port + 2 * number + 1, "cpu"),

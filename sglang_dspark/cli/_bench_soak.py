@@ -157,4 +157,5 @@ def _show(console: Console, done: Soak) -> None:
     for fault in done.faults():
         console.print(f"[red]{fault}[/]")
     if not done.faults():
-        console.print("no errors, no growth, every token and page accounted for")
+        growth = "no growth" if all(each.settled for each in done.memory) else "growth not settled"
+        console.print(f"no errors, {growth}, every token and page accounted for")

@@ -76,22 +76,24 @@ class CostModel:
         self._with_context = np.empty_like(self._batch)
         self._refresh()
 
-    def costs(self, requests: int, context: int) -> Costs:
+    def costs(self, requests: int, context: int, *, rising: bool = False) -> Costs:
         """Return the costs of a step of R requests with `context` tokens together.
 
-        A row has the mean context. The result is valid until the next call.
+        A row has the mean context. rising: without tiers more tokens never cost less, for a rule
+        that stops at the first rise. The result is valid until the next call.
         """
         if not 1 <= requests <= self.max_requests:
             raise ValueError(f"{requests} requests, the model was made for {self.max_requests}")
         factor = math.exp(self._common)
         fixed = factor * self.table.per_request * requests
         attention = factor * self.table.per_context * context / requests  # of a row
+        curve = self._rising if rising else self._curve
         if attention == 0:
-            return Costs(self._curve, fixed, self._draft_row(requests))
+            return Costs(curve, fixed, self._draft_row(requests))
         most = requests * (1 + self.table.gamma) + 1
         tokens = self._with_context[:most]
         np.multiply(self._batch[:most], attention, out=tokens)
-        tokens += self._curve[:most]
+        tokens += curve[:most]
         return Costs(tokens, fixed, self._draft_row(requests))
 
     def predict(self, step: Step) -> float:
@@ -157,23 +159,24 @@ class CostModel:
         self._knot[lower] += amount * low / norm
         self._draft += amount * drafting / norm
 
-    def _corrected(self) -> Seconds:
-        seconds = np.asarray(self.table.seconds) * np.exp(self._common + self._knot)
-        # Tiers are programs of their own and a larger one may really be faster. So are numbers of
-        # rows on a CPU, where six take less time than four; points between which we interpolate are
-        # samples of one curve, where a drop is noise.
-        if not self.table.padded:
-            gaps = np.flatnonzero(np.diff(self._knots) > 1)
-            curve = slice(int(gaps[0]) if len(gaps) else len(seconds), None)
-            seconds[curve] = monotone(seconds[curve])
-        return seconds
-
     def _refresh(self) -> None:
         self._since = 0
-        most = self.max_requests * (1 + self.table.gamma)
-        curve = tokens_curve(self.table.knots, self._corrected(), self.table.padded, most)
-        self._curve = curve
+        seconds = np.asarray(self.table.seconds) * np.exp(self._common + self._knot)
+        self._curve = self._rising = self._tokens(seconds)
+        if not self.table.padded:
+            self._rising = self._tokens(monotone(seconds))
+            # Tiers are programs of their own and a larger one may really be faster. So are numbers
+            # of rows on a CPU, where six may take less time than four. From the first gap on knots
+            # are samples of one curve, where a drop is noise.
+            gaps = np.flatnonzero(np.diff(self._knots) > 1)
+            sampled = slice(int(gaps[0]) if len(gaps) else len(seconds), None)
+            seconds[sampled] = monotone(seconds[sampled])
+            self._curve = self._tokens(seconds)
         self._drafts.clear()
+
+    def _tokens(self, seconds: Seconds) -> Seconds:
+        most = self.max_requests * (1 + self.table.gamma)
+        return tokens_curve(self.table.knots, seconds, self.table.padded, most)
 
     def _draft_row(self, requests: int) -> Seconds:
         row = self._drafts.get(requests)

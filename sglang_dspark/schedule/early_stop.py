@@ -18,7 +18,7 @@ class EarlyStopPlanner(GuardedPlanner):
         """K by Algorithm 1 over this step's survivals, [R, gamma]."""
         return early_stop(
             survivals,
-            self.costs.costs(plan.requests, plan.context),
+            self.costs.costs(plan.requests, plan.context, rising=True),
             self._workspace,
             limits=plan.limits,
             floors=plan.floors,

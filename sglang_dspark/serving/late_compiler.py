@@ -2,8 +2,9 @@
 
 Modules of Transformers and SGLang import it, 0.7 s with SymPy and torch's sharded tensors, to
 decorate functions that no examination of arguments calls. Here such a function is decorated by its
-first call, and the module runs when anything else is taken from it. (Until its first call such a
-function cannot be part of another that is compiled; an examination compiles none.)
+first call, and the module runs when anything else is taken from it or a part of it is imported.
+(Until its first call such a function cannot be part of another that is compiled; an examination
+compiles none.)
 """
 
 from __future__ import annotations
@@ -13,8 +14,10 @@ import importlib
 import importlib.util
 import sys
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
 from typing import Any
 
 _MODULE = "torch._dynamo"
@@ -30,11 +33,11 @@ def late_compiler() -> Iterator[None]:
 
     places = [(torch, "compile"), *((torch.compiler, name) for name in _DECORATORS)]
     decorators = [getattr(place, name) for place, name in places]
-    for (place, name), decorating in zip(places, decorators, strict=True):
-        setattr(place, name, _on_first_call(decorating))
-    if _MODULE not in sys.modules:
-        _postpone(torch)
     try:
+        for (place, name), decorating in zip(places, decorators, strict=True):
+            setattr(place, name, _on_first_call(decorating))
+        if _MODULE not in sys.modules:
+            _postpone(torch)
         yield
     finally:
         for (place, name), decorating in zip(places, decorators, strict=True):
@@ -50,14 +53,14 @@ def _postpone(torch: Any) -> None:
     sys.modules[_MODULE] = late
     setattr(torch, _MODULE.partition(".")[2], late)  # as an import does
     importlib.import_module(_PART)
-    del late.__path__  # so that an import of another part asks for it, and the module runs before
+    sys.meta_path.insert(0, _Parts())
 
 
 class _LateModule(types.ModuleType):
     """A module that has its spec, and runs when anything but `_DECORATORS` is taken from it."""
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") and name != "__path__":  # of which it has all that a module needs
+        if name.startswith("__"):  # of which it has all that a module needs
             raise AttributeError(name)
         if name not in _DECORATORS:
             return getattr(_run(self), name)
@@ -73,9 +76,37 @@ def _run(module: types.ModuleType) -> types.ModuleType:
     if isinstance(module, _LateModule):
         late: Any = module
         late.__class__ = types.ModuleType  # what it imports sees it as half imported, as ever
-        late.__path__ = late.__spec__.submodule_search_locations
-        late.__spec__.loader.exec_module(late)
+        try:
+            late.__spec__.loader.exec_module(late)
+        except BaseException:  # as an import that fails: the next one fails with the same error
+            sys.modules.pop(_MODULE, None)
+            raise
     return module
+
+
+class _Parts(MetaPathFinder, Loader):
+    """Run the late module before a part of it is imported, and find the part that it imported."""
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: types.ModuleType | None = None
+    ) -> ModuleSpec | None:
+        late = sys.modules.get(_MODULE)
+        if not (isinstance(late, _LateModule) and name.startswith(f"{_MODULE}.")):
+            return None
+        _run(late)
+        part = sys.modules.get(name)
+        if part is None:
+            return None
+        # importlib takes the spec of a module that is there by now, and would run it once more.
+        # Not by `part.__spec__ =`, which torch's modules of settings refuse.
+        spec = vars(part)["__spec__"] = ModuleSpec(name, self, loader_state=part.__spec__)
+        return spec
+
+    def create_module(self, spec: ModuleSpec) -> types.ModuleType:
+        return sys.modules[spec.name]
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        vars(module)["__spec__"] = vars(module)["__spec__"].loader_state  # it has run before
 
 
 def _on_first_call(decorating: Callable[..., Any]) -> Callable[..., Any]:

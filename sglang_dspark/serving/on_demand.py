@@ -27,7 +27,7 @@ _TRANSFORMERS, _SCAN = "transformers.utils.import_utils", "create_import_structu
 _NAMES = "fetch__all__"  # function of that module that parses `__all__`
 _SAME_NAME = ("torch", "accelerate")  # packages whose distributions have their names
 _HIDDEN = (  # questions of Transformers that are answered "no"
-    "is_scipy_available",  # `scipy.optimize`, 0.3 s, for losses of object detection alone
+    "is_scipy_available",  # `scipy.optimize`, 0.3 s, for losses and some models' images and audio
     "is_torch_distributed_available",  # `torch.distributed.tensor`, 0.4 s, for sharded models
 )
 _examinations: list[None] = []  # those that run now
@@ -69,7 +69,7 @@ class _Distributions(Mapping[str, list[str]]):
             try:
                 return [importlib.metadata.distribution(package).name]
             except importlib.metadata.PackageNotFoundError:
-                raise KeyError(package) from None
+                pass  # one of another name may install it
         return self._all()[package]
 
     def __iter__(self) -> Iterator[str]:
@@ -120,21 +120,26 @@ class _Watcher(MetaPathFinder):
     def __init__(self, modules: set[str], report: Report) -> None:
         self._watched, self._report = modules, report
         self._imported: list[str] = []  # not reported yet
+        self._searched: set[str] = set()  # names that are looked for
         self._depth = 0
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: types.ModuleType | None = None
     ) -> ModuleSpec | None:
-        if name not in self._watched:
+        if name not in self._watched or name in self._searched:  # another watcher asks back
             return None
-        for finder in sys.meta_path:
-            find = None if finder is self else getattr(finder, "find_spec", None)
-            spec: ModuleSpec | None = None if find is None else find(name, path, target)
-            if spec is not None:
-                if spec.loader is not None:
-                    spec.loader = _WatchedLoader(spec.loader, self)
-                return spec
-        return None
+        self._searched.add(name)
+        try:
+            for finder in sys.meta_path:
+                find = None if finder is self else getattr(finder, "find_spec", None)
+                spec: ModuleSpec | None = None if find is None else find(name, path, target)
+                if spec is not None:
+                    if spec.loader is not None:
+                        spec.loader = _WatchedLoader(spec.loader, self)
+                    return spec
+            return None
+        finally:
+            self._searched.discard(name)
 
     def run(self, module: types.ModuleType, loader: Loader) -> None:
         """Run a module by its own loader; report it unless another import surrounds this one."""

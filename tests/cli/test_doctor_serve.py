@@ -55,12 +55,14 @@ for case in json.load(sys.stdin):
     within = dict(os.environ)
     report = report_launch(case["line"], complete=sys.argv[1] == "complete")
     modules = modules or sorted(sys.modules)  # of the first case
+    every = sorted(sys.modules)
     assert dict(os.environ) == within, case["line"]
     os.environ.clear()
     os.environ.update(before)
     found[case["name"]] = report.as_json()
 peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-sys.__stdout__.write(json.dumps({"found": found, "peak": peak, "modules": modules}))
+kept = {"found": found, "peak": peak, "modules": modules, "every": every}
+sys.__stdout__.write(json.dumps(kept))
 """
 
 
@@ -280,6 +282,8 @@ def test_all_patches_installed_lead_to_the_same_reports(
 def test_what_no_verdict_needs_is_not_imported(reports: dict[str, Any]) -> None:
     """The verdict takes five seconds of CPU at most, nearly all of them imports."""
     assert set(HEAVY) & set(reports["modules"]) == set()
+    late = {"scipy.optimize", "sympy", "torch._dynamo.convert_frame", "torch.distributed.tensor"}
+    assert late & set(reports["every"]) == set(), "nor by any other list of arguments"
     assert len(reports["modules"]) < MODULES
 
 

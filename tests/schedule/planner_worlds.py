@@ -22,11 +22,13 @@ def random_gains(rng: np.random.Generator, rows: int, gamma: int) -> Array:
 
 
 def random_costs(rng: np.random.Generator, rows: int, gamma: int, *, by_depth: bool) -> Costs:
-    """A jagged, non-decreasing curve; drafting costs by depth or the same at every depth."""
+    """A jagged curve, half the time with falls; a draft costs the same at every depth, or not."""
     steps = rng.exponential(1.0, rows * (gamma + 1) + 1) * (
         rng.random(rows * (gamma + 1) + 1) < 0.3
     )
     tokens = 1.0 + np.cumsum(steps)
+    if rng.random() < 0.5:
+        rng.shuffle(tokens)
     if by_depth:
         draft = np.concatenate([[0.0], np.sort(rng.exponential(1.0, gamma))])
     else:

@@ -175,6 +175,38 @@ def test_numbers_of_rows_that_were_timed_cost_what_they_did() -> None:
     assert CostModel(every, 2).costs(2, 0).tokens[1:].tolist() == pytest.approx(timed)
 
 
+def test_a_number_of_rows_is_corrected_by_its_own_steps() -> None:
+    """The fastest one keeps its lead where it is timed again and again as it was."""
+    timed = (1.06, 0.98, 0.95, 1.11, 0.99, 0.93)
+    table = replace(TABLE, padded=False, knots=(1, 2, 3, 4, 5, 6), seconds=timed, per_request=0.0)
+    model = CostModel(table, 2)
+    for _ in range(400):
+        for tokens in (4, 6):
+            model.observe(Step(2, tokens, 0, 0), 1.2 * timed[tokens - 1] - 0.05 / 3)
+    found = [model.predict(Step(2, tokens, 0, 0)) + 0.05 / 3 for tokens in (4, 6)]
+    assert found == pytest.approx([1.2 * timed[3], 1.2 * timed[5]], rel=0.01)
+    assert model.costs(2, 0).tokens[5] > model.costs(2, 0).tokens[6]
+
+
+def test_a_rule_that_stops_at_a_rise_is_given_a_rising_curve() -> None:
+    timed = (1.06, 0.98, 0.95, 1.11, 0.99, 0.93)
+    table = replace(TABLE, padded=False, knots=(1, 2, 3, 4, 5, 6), seconds=timed)
+    model = CostModel(table, 2)
+    rising = model.costs(2, 0, rising=True).tokens
+    assert (np.diff(rising) >= 0).all()
+    assert rising[1:].sum() == pytest.approx(sum(timed))
+    assert (np.diff(model.costs(2, 100).tokens) < 0).any()
+    assert (np.diff(model.costs(2, 100, rising=True).tokens) > 0).all()  # rows of a context each
+    tiers = CostModel(replace(table, padded=True), 2)
+    assert tiers.costs(2, 0, rising=True).tokens.tolist() == tiers.costs(2, 0).tokens.tolist()
+
+
+def test_the_slope_behind_the_last_rows_is_that_of_a_rising_curve() -> None:
+    seconds = np.array([1.0, 1.1, 1.2, 1.3, 1.4, 1.5, 1.6, 1.4])
+    curve = tokens_curve(tuple(range(1, 9)), seconds, False, 10)
+    assert curve[8:].tolist() == pytest.approx([1.4, 1.425, 1.45])  # 1.4 to 1.5, the last pooled
+
+
 def by_hand(padded: bool, **settings: Any) -> tuple[CostModel, float]:
     """A model whose steps cost only their tokens and drafts, and its first correction: a twentieth
     of an error of 0.1."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import subprocess
 import sys
 
@@ -43,6 +44,10 @@ assert compiled(torch.ones(2)).tolist() == [9.0, 9.0]
 part = torch._dynamo._trace_wrapped_higher_order_op
 assert part.TransformGetItemToIndex is TransformGetItemToIndex
 assert torch._dynamo.disable(plain) is not plain and torch._dynamo.is_compiling() is False
+parts = {n: m for n, m in sys.modules.items() if n.startswith("torch._dynamo.")}
+assert all(m.__spec__.name == n and m.__spec__.loader is m.__loader__ for n, m in parts.items())
+assert parts["torch._dynamo.convert_frame"].config is torch._dynamo.config
+assert torch._dynamo.backends.registry is parts["torch._dynamo.backends.registry"]
 """
 USES = {
     "a decorated function is called": "assert plain(1) == 2; calls.clear()",
@@ -50,6 +55,7 @@ USES = {
     "something else is taken": "torch._dynamo.reset()",
     "something is imported from it": "from torch._dynamo import reset",
     "a part of it is imported": "import torch._dynamo.config",
+    "a part that registers itself": "from torch._dynamo.decorators import mark_static",
     "something is imported from a part": "from torch._dynamo.backends.common import aot_autograd",
     "a class is decorated": "torch._dynamo.disable(type('C', (), {'__call__': id})())",
     "torch decorates for itself": "torch.nn.Embedding(4, 2, device='meta')",
@@ -66,6 +72,7 @@ def test_the_compiler_is_imported_by_its_first_use(use: str) -> None:
 
 
 def test_decorators_are_put_back() -> None:
+    importlib.import_module("torch._dynamo")  # which another test may expect as it is
     before = (torch.compile, torch.compiler.disable, torch.compiler.allow_in_graph)
     with contextlib.suppress(ValueError), late_compiler():
         assert torch.compile is not before[0]
@@ -74,6 +81,7 @@ def test_decorators_are_put_back() -> None:
 
 
 def test_a_function_given_by_name_is_decorated_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    importlib.import_module("torch._dynamo")
     seen = []
     monkeypatch.setattr(torch.compiler, "disable", lambda fn=None, **options: seen.append(options))
     with late_compiler():

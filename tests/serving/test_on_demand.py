@@ -24,13 +24,19 @@ FILES = {
 }
 
 
+@pytest.fixture(autouse=True)
+def kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave finders and torch's compiler to the tests behind these as they are."""
+    importlib.import_module("torch._dynamo")
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
+
+
 @pytest.fixture
 def watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[list[str]]]:
     """Reports of the modules of `FILES`, each with the names in it."""
     for name, text in FILES.items():
         (tmp_path / f"{name}.py").write_text(text)
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
     reports: list[list[str]] = []
     on_demand.report_imports(FILES.keys() - {"watched_other"}, reports.append)
     yield reports
@@ -57,6 +63,14 @@ def test_modules_that_a_failed_one_imported_are_reported(watched: list[list[str]
     with pytest.raises(ImportError, match="never"):
         importlib.import_module("watched_broken")
     assert watched == [["watched_inner"]]
+
+
+def test_two_watchers_of_one_module_find_it(watched: list[list[str]]) -> None:
+    """As two examinations in one process, before Transformers is imported."""
+    again: list[list[str]] = []
+    on_demand.report_imports({"watched_inner"}, again.append)
+    assert importlib.import_module("watched_inner").VALUE == 1
+    assert watched == again == [["watched_inner"]]
 
 
 def test_a_decorated_function_is_compiled_by_its_first_call(
@@ -119,6 +133,13 @@ def test_distributions_are_listed_only_for_an_unusual_name(
         return dict(listed)
 
     monkeypatch.setattr(importlib.metadata, "packages_distributions", listing)
+    distribution = importlib.metadata.distribution
+
+    def installed(name: str) -> importlib.metadata.Distribution:
+        if name == "accelerate":  # another distribution installs the package
+            raise importlib.metadata.PackageNotFoundError
+        return distribution(name)
+
     with on_demand.examination():
         found = importlib.metadata.packages_distributions()
         assert (found["torch"], found["accelerate"]) == (["torch"], ["accelerate"])
@@ -129,6 +150,8 @@ def test_distributions_are_listed_only_for_an_unusual_name(
         assert "no_such_package" not in found
         assert dict(found).keys() == listed.keys()
         assert len(found) == len(listed)
+        monkeypatch.setattr(importlib.metadata, "distribution", installed)
+        assert found["accelerate"] == listed["accelerate"]
         assert calls == [None], "once"
     assert importlib.metadata.packages_distributions is listing
 

@@ -63,7 +63,7 @@ def gammas(found: Document) -> Iterator[str]:
 
 
 def more_gammas(many: Document, few: Document) -> Iterator[str]:
-    """Runs with more trials and fewer arms."""
+    """Runs with more trials and fewer loads."""
     yield "| run | users | over plain (95%) | over the best fixed (95%) | trials |"
     yield "|---|---|---|---|---|"
     for name, found in (("many users", many), ("few users", few)):

@@ -30,7 +30,7 @@ WHEN = {
     "predicted_step_seconds": "with `step_seconds`: the two means should agree",
     "step_time_error": "it grows and stays: the machine is busy with something else, or slower "
     "than when it was profiled",
-    "gain": "with `steps`: the guard decides by it. Below 1 it soon leaves `speculate`",
+    "gain": "with `steps`: the guard decides by it. Below 1.04 it soon leaves `speculate`",
     "calibration_error": "it grows and stays: confidence misleads on these prompts; run "
     "`dspark calibrate` on prompts like yours",
     "survival_error": "the same in one number, over all positions",

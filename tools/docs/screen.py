@@ -12,6 +12,7 @@ from typing import Any
 
 from sglang_dspark.common.atomic_write import replace_text
 from sglang_dspark.common.files import load_json, reading
+from sglang_dspark.loadtest.bench.soak import GROWTH
 from tools.docs.sweep import rewritten, wrapped
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -69,10 +70,14 @@ def _soak(document: Mapping[str, Any]) -> list[str]:
     if metrics["note"]:
         lines.append(f"At the same time: {metrics['note']}.")
     lines += ["", *(f"- not held: {fault}" for fault in metrics["faults"])]
-    lines += ["", "| process | MiB at the end | MiB a minute, second half (95%) |", "|---|---|---|"]
+    lines += [
+        "",
+        f"| process | MiB at the end | MiB a minute, second half (95%; limit {GROWTH}) | |",
+        "|---|---|---|---|",
+    ]
     lines += [
         f"| {each['process'].rsplit(' ', 1)[0]} | {each['last']:.0f} | {each['slope']:+.3f} "
-        f"({each['low']:+.3f} to {each['high']:+.3f}) |"
+        f"({each['low']:+.3f} to {each['high']:+.3f}) | {_growth(each)} |"
         for each in metrics["memory"]
         if each["slope"] is not None
     ]
@@ -94,6 +99,12 @@ def _soak(document: Mapping[str, Any]) -> list[str]:
             f"`{document['command']}`; [results/soak_cpu.json](../results/soak_cpu.json)."
         ),
     ]
+
+
+def _growth(memory: Mapping[str, Any]) -> str:
+    if memory["grows"]:
+        return "grows"
+    return "held" if memory["high"] <= GROWTH else "not settled"
 
 
 def _settled(drift: Mapping[str, Any]) -> str:

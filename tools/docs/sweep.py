@@ -43,8 +43,8 @@ HEADLESS_ARMS = {
     "eagle3-scheduled": "Eagle3, scheduled",
     "dflash-scheduled": "DFlash, converted, scheduled",
 }
-SHOWN = (1, 4, 16)  # users of the README's rows; the page has all
-FEW = 4  # users up to which the README states the speed at MTP-1's throughput
+SHOWN = (1, 4, 8, 16)  # users of the README's rows; the page has all
+FEW = 16  # users up to which the README states the speed at MTP-1's throughput
 UNDER = ("plain", "mtp1", "dspark-fixed-gamma")
 BEGIN, END = "<!-- results: begin -->", "<!-- results: end -->"
 EQUAL_MARKS = ("<!-- equal training: begin -->", "<!-- equal training: end -->")
