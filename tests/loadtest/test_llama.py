@@ -12,6 +12,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from sglang_dspark.cli._bench_llama import _specs
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.loadtest.bench.llama import (
     Answered,
@@ -23,6 +24,8 @@ from sglang_dspark.loadtest.bench.llama import (
     quantised,
     speed_of,
 )
+from sglang_dspark.serving.config import load_config
+from tests.ports import free_ports
 
 HEADS, HIDDEN, VOCABULARY = 2, 256, 320
 PROMPT = [5, 99, 17, 203, 41]
@@ -167,3 +170,14 @@ def test_a_file_that_is_cut_off_is_one_line(file: Path, tmp_path: Path) -> None:
         quantised(broken, "q8_0", tmp_path)
     with pytest.raises(DSparkError, match=r"the process of llama\.cpp f16 ended with status"):
         LlamaCpp("f16", broken, 1)
+
+
+def test_our_servers_compute_with_as_many_threads(tmp_path: Path) -> None:
+    specs = _specs(tmp_path, tmp_path, ["int8"], free_ports(2), tmp_path, threads=3)
+    assert [spec.name for spec in specs] == ["plain-int8", "dspark-int8"]
+    for spec in specs:
+        named = spec.arguments[spec.arguments.index("--dspark-config") + 1]
+        config = load_config(Path(named)).config
+        assert (config.cpu.weights, config.cpu.activations, config.cpu.threads) == (
+            "int8", "narrow", 3,
+        )  # fmt: skip

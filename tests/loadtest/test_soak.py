@@ -114,6 +114,21 @@ def test_growth_is_found_and_noise_is_not() -> None:
     assert replace(unsure, low=0.51).grows
 
 
+@pytest.mark.parametrize(
+    ("low", "high", "judged", "settled"),
+    [
+        (-0.1, 0.4, True, True),
+        (0.6, 0.9, True, True),
+        (0.4, 0.9, True, False),  # contains the limit
+        (-0.1, 0.4, False, False),  # too short
+    ],
+)
+def test_growth_is_settled_where_the_limit_is_outside(
+    low: float, high: float, judged: bool, settled: bool
+) -> None:
+    assert Memory("p", 9, 1.0, 2.0, (low + high) / 2, low, high, judged).settled is settled
+
+
 def records_with(slowed: float) -> list[Record]:
     """A load of equal thirds whose last one is slower by that factor, and noise."""
     generator = np.random.default_rng(2)

@@ -71,6 +71,25 @@ def test_the_compiler_is_imported_by_its_first_use(use: str) -> None:
     assert (ended.returncode, ended.stderr) == (0, "")
 
 
+def test_an_import_that_fails_fails_again() -> None:
+    """What it left half done is not taken for the compiler."""
+    attempts = """
+import importlib
+sys.modules["sympy"] = None
+for attempt in (lambda: torch._dynamo.reset(), lambda: importlib.import_module("torch._dynamo")):
+    try:
+        attempt()
+    except ImportError as error:
+        assert "sympy" in str(error), error
+    else:
+        raise AssertionError("it was imported without SymPy")
+"""
+    ended = subprocess.run(
+        [sys.executable, "-c", START + attempts], capture_output=True, text=True, check=False
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
 def test_decorators_are_put_back() -> None:
     importlib.import_module("torch._dynamo")  # which another test may expect as it is
     before = (torch.compile, torch.compiler.disable, torch.compiler.allow_in_graph)
