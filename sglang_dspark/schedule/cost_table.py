@@ -135,7 +135,7 @@ def tokens_curve(
     beyond = batch > at[-1]
     if beyond.any() and len(at) > 1:
         half = len(at) // 2 if len(at) > 2 else 0
-        rise = seconds if padded else monotone(seconds)  # single numbers of rows may fall
+        rise = seconds if padded else monotone(seconds)  # more rows may be faster
         slope = max(0.0, (rise[-1] - rise[half]) / (at[-1] - at[half]))
         curve[beyond] = seconds[-1] + slope * (batch[beyond] - at[-1])
     return curve

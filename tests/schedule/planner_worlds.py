@@ -22,7 +22,7 @@ def random_gains(rng: np.random.Generator, rows: int, gamma: int) -> Array:
 
 
 def random_costs(rng: np.random.Generator, rows: int, gamma: int, *, by_depth: bool) -> Costs:
-    """A jagged curve, half the time with falls; a draft costs the same at every depth, or not."""
+    """A jagged curve, at times not ascending; a draft costs the same at every depth, or not."""
     steps = rng.exponential(1.0, rows * (gamma + 1) + 1) * (
         rng.random(rows * (gamma + 1) + 1) < 0.3
     )

@@ -72,7 +72,7 @@ def test_the_compiler_is_imported_by_its_first_use(use: str) -> None:
 
 
 def test_an_import_that_fails_fails_again() -> None:
-    """What it left half done is not taken for the compiler."""
+    """Refuse to take for the compiler a module that is half done."""
     attempts = """
 import importlib
 sys.modules["sympy"] = None
