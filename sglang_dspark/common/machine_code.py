@@ -51,8 +51,7 @@ def folder_of(name: str, sources: Iterable[Path]) -> Path:
     """Return the folder of these files' machine code: another folder for every text of theirs.
 
     Numba itself watches only the file that defines a function, and would keep the old code of what
-    it
-    calls from another one. Raises DSparkError for a user without a home.
+    it calls from another one. Raises DSparkError for a user without a home.
     """
     digest = hashlib.sha256()
     for file in sources:

@@ -61,9 +61,9 @@ with the device alone:
 FINDINGS = """
 What these figures say:
 
-- **Ours is faster than plain decoding in all eight cells**, greedily {both} times over both
-  rounds at 1, 8, 32 and 128 users, and faster than SGLang's own DSPARK in four of six: that one is
-  4% faster at one user and 13% at 8 with T = 1.
+- **Ours is faster than plain decoding in all eight cells**, greedily (both rounds)
+  {both} times at 1, 8, 32 and 128 users, and faster than SGLang's own DSPARK
+  in four of six: that one is 4% faster at one user and 13% at 8 with T = 1.
 - A step is bound by the host below some 32 users: with one user the device needs 4.7 ms a step, and
   the profiler saw it idle for half of the time.
 - The window kernel of this package took the attention of 64 requests from 7.6 ms a step (commit
@@ -131,11 +131,10 @@ Times are medians of CUDA events. In the first table, outside of graphs they inc
 launches, greedy logits are bfloat16, where a server's are float32, and the commit is 25ce16b.
 Slower than SGLang's or torch's are our sampled acceptance on whole rows, the commit up to 64
 requests with the host's launches, and in a graph the sampled head and, at 64 requests, the greedy
-one. Since these runs a server judges
-cuts on lists, and on whole rows only what is left ([which](gpu.md)), and the graph of a verify pass
-accepts on packed rows and commits, without launches of the host. Neither was timed on a GPU. The
-newest run was cut off before the sequential head and sampled acceptance. Not measured: SGLang's
-acceptance with top-p, which needs FlashInfer.
+one. Since these runs a server judges cuts on lists, and on whole rows only what is left
+([which](gpu.md)), and the graph of a verify pass accepts on packed rows and commits, without
+launches of the host. Neither was timed on a GPU. The newest run was cut off before the sequential
+head and sampled acceptance. Not measured: SGLang's acceptance with top-p, which needs FlashInfer.
 """
 
 

@@ -44,7 +44,6 @@ HEADLESS_ARMS = {
     "dflash-scheduled": "DFlash, converted, scheduled",
 }
 SHOWN = (1, 4, 8, 16)  # users of the README's rows; the page has all
-FEW = 16  # users up to which the README states the speed at MTP-1's throughput
 UNDER = ("plain", "mtp1", "dspark-fixed-gamma")
 BEGIN, END = "<!-- results: begin -->", "<!-- results: end -->"
 EQUAL_MARKS = ("<!-- equal training: begin -->", "<!-- equal training: end -->")
@@ -63,16 +62,17 @@ def section(document: Mapping[str, Any]) -> str:
     """Table and its source, of a result file of `dspark sweep`. Raises LookupError on another."""
     metrics = document["metrics"]
     levels = metrics["matched_speed_ratio_vs_mtp1"]["levels"]
-    few = [each for each in levels if each["level"] <= FEW]
-    users = ", ".join(f"{each['level']:.0f}" for each in few)
-    matched = ", ".join(f"{each['mid']:.2f}" for each in few)
-    sure = "" if all(each["low"] > 1 for each in few) else "not "
+    users = ", ".join(f"{each['level']:.0f}" for each in levels)
+    matched = ", ".join(f"{each['mid']:.2f}" for each in levels)
+    unsure = ", ".join(f"{each['level']:.0f}" for each in levels if each["low"] <= 1)
+    sure = "every interval is above one"
+    sure = f"not {sure} (at {unsure} users)" if unsure else sure
     mix = metrics["mix"].replace(",", ", ")
     shown = [row for row in metrics["by_concurrency"] if row["concurrency"] in SHOWN]
     lines = [*HEAD, *(_row(metrics, row) for row in shown), ""]
     lines += wrapped(
         f"Speed per user over MTP-1 at the throughput of MTP-1 with {users} users: {matched}; "
-        f"{sure}every interval is above one. {trained_alike()} Prompts: {mix}; "
+        f"{sure}. {trained_alike()} Prompts: {mix}; "
         f"commit {metrics['sweep_commit'][:7]}; `make figures`. "
         "[All loads, intervals, machine](docs/results-load.md), "
         "[results/sweep_cpu.json](results/sweep_cpu.json)."
