@@ -147,12 +147,7 @@ def _require_scheduled(record: Any, args: Any, path: Path | None) -> None:
         raise _NotScheduledError("the drafter is not in a folder of its own here")
     if str(args.device) == "cpu":
         return
-    # It imports Triton, which arguments for a CPU do not need.
-    from sglang_dspark.backends.cuda.attach import NOT_FROM_ANCHOR
-
     why = drafter_check.obstacle(record, args, path)
-    if why is None and read_config(path).get("sample_from_anchor") is False:
-        why = NOT_FROM_ANCHOR
     if why is not None:
         raise _NotScheduledError(f"every draft is verified: {why}")
 

@@ -184,14 +184,21 @@ def build_public_shape(folder: Path) -> TinyPair:
     return TinyPair(target, folder / "drafter", torch.empty(0))
 
 
-def build_listening(folder: Path, pair: TinyPair, head: str = "vanilla") -> Path:
+def build_listening(
+    folder: Path, pair: TinyPair, head: str = "vanilla", *, from_anchor: bool = True
+) -> Path:
     """Write a dense drafter for the pair's target whose layers have a say; its directory.
 
     What it drafts, and how sure it is, depends on the context that it was given. head: of the
     Markov heads, each knows the target's table nearly.
     """
     torch.manual_seed(5)
-    config = replace(DrafterConfig.from_dir(pair.drafter), num_layers=2, markov_head_type=head)
+    config = replace(
+        DrafterConfig.from_dir(pair.drafter),
+        num_layers=2,
+        markov_head_type=head,
+        sample_from_anchor=from_anchor,
+    )
     drafter = DSparkDrafter(config)
     weights, heads = drafter.state_dict(), read_tensors(pair.drafter)
     with torch.no_grad():

@@ -1,8 +1,8 @@
 """CUDA's side of the step with a drafter that has no confidence head, eager and in graphs.
 
 Confidence comes from the logits that the drafts were drawn from; in graphs those are the same
-tensors at every replay. The Markov heads are those that no other rehearsal has: an RNN eagerly, a
-gated one in graphs.
+tensors at every replay. The drafters are those that no other rehearsal has: an RNN head eagerly, a
+gated one in graphs, and in graphs a draft whose first row, the anchor's, drafts nothing.
 """
 
 from __future__ import annotations
@@ -13,6 +13,10 @@ from dataclasses import replace
 
 import pytest
 
+from sglang_dspark.drafter.checkpoint import save_drafter
+from sglang_dspark.drafter.config import DrafterConfig
+from sglang_dspark.families.dflash import DFlashConfig, DFlashDrafter
+from sglang_dspark.families.dflash.as_dspark import as_dspark
 from tests.drafter.helpers import strip_head
 from tests.integration import tiny_models
 from tests.integration.serving import Served, ServerPool
@@ -25,19 +29,32 @@ from tests.rehearsal.test_overlap_steps import GREEDY, PROMPTS, TOKENS
 pytestmark = [pytest.mark.server, pytest.mark.xdist_group("rehearsal")]
 
 
-HEADS = {"eager": "rnn", "graphs": "gated"}
+GRAPHS = ("--cuda-graph-bs-decode", "1", "2", "4", "8")
+STEEP = {"DSPARK_REHEARSAL_GRAPHS": "1", "DSPARK_REHEARSAL_STAIR": "8e-3"}
+COMPACT = {"SGLANG_RAGGED_VERIFY_MODE": "compact"}  # as our start sets it where the device is CUDA
+DRAFTERS = {
+    "eager": {"head": "rnn"},
+    "graphs": {"head": "gated"},
+    "graphs-1-plus-n": {"from_anchor": False},
+}
 
 
-@pytest.fixture(scope="module", params=[pytest.param("eager", marks=pytest.mark.slow), "graphs"])
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param("eager", marks=pytest.mark.slow),
+        pytest.param("graphs", marks=pytest.mark.slow),
+        "graphs-1-plus-n",
+    ],
+)
 def headless(
     pool: ServerPool, pair: tiny_models.TinyPair, request: pytest.FixtureRequest
 ) -> Iterator[Rehearsed]:
-    folder = pool.folder / f"headless-{request.param}"
-    strip_head(tiny_models.build_listening(folder, pair, HEADS[request.param]))
-    graphs = ("--cuda-graph-bs-decode", "1", "2", "4", "8") if request.param == "graphs" else ()
-    world = {"DSPARK_REHEARSAL_GRAPHS": "1", "DSPARK_REHEARSAL_STAIR": "8e-3"} if graphs else {}
-    world["SGLANG_RAGGED_VERIFY_MODE"] = "compact"  # as our start sets it where the device is CUDA
     name = f"headless-{request.param}"
+    folder = pool.folder / name
+    strip_head(tiny_models.build_listening(folder, pair, **DRAFTERS[request.param]))
+    graphs = () if request.param == "eager" else GRAPHS
+    world = COMPACT | (STEEP if graphs else {})
     yield start_rehearsed(pool, name, replace(pair, drafter=folder), *graphs, **world)
     pool.stop(name)
 
@@ -78,3 +95,25 @@ def test_what_is_drawn_has_plain_decodings_distribution(plain: Served, headless:
     assert sum(0 < n < GAMMA for n in verified) > 50, "nothing is ragged"
     assert evidence(drawn) < math.log(1 / ALPHA)
     assert rank_p_value(drawn) > ALPHA
+
+
+@pytest.mark.slow
+def test_a_converted_dflash_drafter_is_scheduled(
+    pool: ServerPool, pair: tiny_models.TinyPair, plain: Served
+) -> None:
+    """Of random weights, so each step that drafts has two drafts of a request verified."""
+    folder = pool.folder / "dflash"
+    shape = replace(DrafterConfig.from_dir(pair.drafter), num_layers=2)
+    save_drafter(as_dspark(DFlashDrafter(DFlashConfig(shape))), folder)
+    config = folder / "floor.yaml"
+    config.write_text("schedule: {fairness_floor: 2}\ncpu: {overlap: true}\n")
+    converted = replace(pair, drafter=folder)
+    flags = (*GRAPHS, "--dspark-config", str(config))
+    rehearsed = start_rehearsed(pool, "dflash", converted, *flags, **COMPACT, **STEEP)
+    expected = plain.generate_all(PROMPTS, 4, **GREEDY)
+    got = rehearsed.server.generate_all(PROMPTS, 4, **GREEDY)
+    assert [each["output_ids"] for each in got] == [each["output_ids"] for each in expected]
+    assert "scheduled by draft probability, algorithm search" in rehearsed.server.log
+    assert "every draft is verified" not in rehearsed.server.log
+    assert sum(each["verified"] for each in rehearsed.passes()) > 0, "nothing was verified"
+    pool.stop("dflash")

@@ -45,10 +45,10 @@ drafter, device and features have been shown.
 | DSpark, gated or RNN head | served | rehearsed |
 | DSpark with experts, residual streams or a window | served | rehearsed |
 | reduced vocabulary or window in Speculators' format | served after conversion | rehearsed |
-| 1+N block in Speculators' format | served after conversion | unscheduled, untried |
+| 1+N block in Speculators' format | served after conversion | rehearsed |
 | rotation by YaRN | untried; read and converted | untried |
 | DSpark without a confidence head | served | rehearsed |
-| DFlash, converted | served | unscheduled, untried |
+| DFlash, converted | served | rehearsed |
 | Eagle3 and MTP (EAGLE heads of one layer) with DSPARK | served | refused |
 | MTP, Eagle3 and DFlash as SGLang's own algorithms | served, unscheduled | ran: MTP, greedily |
 | checkpoints published by others | untried; read by [format](drafters.md) | untried |

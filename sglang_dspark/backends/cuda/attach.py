@@ -28,8 +28,6 @@ from sglang_dspark.step.timing import Clock
 
 logger = logging.getLogger(__name__)
 
-NOT_FROM_ANCHOR = "the drafter does not predict from its anchor"
-
 
 def attach(worker: Any) -> StepState | None:
     """Profile, calibrate and return the state of our step; None, logged, where it cannot run."""
@@ -122,8 +120,6 @@ def _obstacle(worker: Any) -> str | None:
             "the drafter has no confidence head, and greedy drafts (SGLANG_DSPARK_USE_GREEDY_DRAFT)"
             " keep no probabilities to estimate confidence from"
         )
-    if not worker.sample_from_anchor:
-        return NOT_FROM_ANCHOR
     if worker._kv_injector.swa_ring_size is not None:  # the profile's rows name no request
         return "the draft's cache is a ring of each request (--enable-encoder-swa-bounded-replay)"
     return obstacle(worker)

@@ -35,7 +35,6 @@ def worker_of(
     target_waits: bool = False,
     draft_waits: bool = False,
     backed: bool = True,
-    samples: bool = True,
     head: bool = True,
     greedy_draft: bool = False,
     ring: int | None = None,
@@ -45,7 +44,6 @@ def worker_of(
     runner = SimpleNamespace(attn_backend=Attention(target_waits), token_to_kv_pool=pool)
     return SimpleNamespace(
         _verify_planner=SimpleNamespace(is_compact_mode=True),
-        sample_from_anchor=samples,
         draft_model=SimpleNamespace(confidence_head=object() if head else None),
         _greedy_draft=greedy_draft,
         _kv_injector=SimpleNamespace(swa_ring_size=ring),
@@ -94,10 +92,6 @@ def test_a_cache_without_memory_is_not_written_to() -> None:
     why = attach._obstacle(worker_of(backed=False))
     assert why is not None
     assert "SGLANG_ENABLE_POST_CAPTURE_KV_SIZING" in why
-
-
-def test_a_draft_that_skips_its_anchors_row_is_not_scheduled() -> None:
-    assert "predict from its anchor" in str(attach._obstacle(worker_of(samples=False)))
 
 
 def test_a_cache_that_is_a_ring_of_each_request_is_not_profiled() -> None:
