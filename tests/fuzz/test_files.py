@@ -13,7 +13,7 @@ import pytest
 from tests.fuzz.__main__ import GROUPS, counts, of_files
 from tests.fuzz.explore import Family, explore
 
-CASES = {"config": 1200, "tables": 800, "records": 1200, "checkpoints": 700, "writers": 60}
+CASES = {"config": 600, "tables": 400, "records": 600, "checkpoints": 350, "writers": 30}
 
 
 @pytest.fixture(scope="module")

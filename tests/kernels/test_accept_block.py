@@ -48,6 +48,7 @@ def test_outcomes_known_by_hand_and_bytes() -> None:
     assert narrow == wide == 4 * (8 * 8 * 8 + 7 * 3 * 8 + 2 * 8 + 4)
 
 
+@pytest.mark.slow
 def test_strings_follow_plain_decodings_law() -> None:
     found = asked("distribution")
     assert set(found) == {"uncut", "cut"}

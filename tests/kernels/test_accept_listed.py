@@ -56,6 +56,7 @@ def test_equal_tokens_and_bytes() -> None:
         assert found == 32 * (8 * min(capacity_of(LISTS[0]), int(vocab)) + 64) + 144
 
 
+@pytest.mark.slow
 def test_strings_follow_plain_decodings_distribution() -> None:
     report = asked("strings")
     assert min(report["cut"], report["loose"]) > ALARM

@@ -55,6 +55,7 @@ def test_exact_boundaries_and_bytes() -> None:
     assert narrow == wide == 4 * (8 * 8 * 8 + 2 * 8 + 4)  # 8 float64 a row; 2 int64 and a counter
 
 
+@pytest.mark.slow
 def test_emitted_tokens_follow_the_target() -> None:
     found = asked("distribution")
     assert set(found) == {"uncut", "cut"}

@@ -168,6 +168,7 @@ def test_answers_in_one_chunk_have_throughput_and_a_reason(tmp_path: Path, targe
     assert reason in page.read_text()
 
 
+@pytest.mark.slow
 def test_short_answers_that_loop_are_named(tmp_path: Path, target: Path) -> None:
     with running(target, "--form=short", "--step=0.005") as url:
         done = swept(tmp_path, url)

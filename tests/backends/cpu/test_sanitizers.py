@@ -138,29 +138,32 @@ def test_the_library_is_clean(
             "  done.fetch_add(1, std::memory_order_relaxed);",
             "data race",
         ),
-        (
+        pytest.param(
             JOBS,
             "address,undefined",
             "matmul.cpp",
             "aligned_alloc(kLine, rows * stride)",
             "aligned_alloc(kLine, (rows - 1) * stride)",
             "heap-buffer-overflow",
+            marks=pytest.mark.slow,
         ),
-        (
+        pytest.param(
             JOBS,
             "address,undefined",
             "attention.cpp",
             "item.rows() * (item.padded + 1)",
             "item.rows() * item.padded",
             "heap-buffer-overflow",
+            marks=pytest.mark.slow,
         ),
-        (
+        pytest.param(
             JOBS,
             "thread",
             "attention.cpp",
             "  float *scratch = nullptr;",
             "  static float *scratch = nullptr;",
             "data race",
+            marks=pytest.mark.slow,
         ),
     ],
 )
