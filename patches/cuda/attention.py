@@ -70,10 +70,9 @@ def _scheduled_backend(record: Any, sglangs: str, *, asymmetric: bool) -> str | 
         return None
     overlay = upstream._declaration_overlay(record) | {"attention_backend": backend}
     try:
-        path = drafter_check.drafter_folder(args)
-        if path is None:
+        if drafter_check.drafter_folder(args) is None:
             return None
-        why = drafter_check.obstacle(record, upstream.ResolvedView(record, overlay=overlay), path)
+        why = drafter_check.obstacle(record, upstream.ResolvedView(record, overlay=overlay))
     except DSparkError:
         return None  # `check_drafter` stops the server over it, with the same words
     return backend if why is None else None

@@ -250,33 +250,31 @@ def _choose_mode(server_args: Any, path: Path, args: Any) -> None:
             )
         mode.prepare(confidence_head=_has_head(path))
     elif device.startswith("cuda") and mode.choice().ours:
-        why = obstacle(server_args, args, path)
+        why = obstacle(server_args, args)
         if why is None:
             mode.prepare(confidence_head=True)
         else:
             logger.warning("sglang-dspark: every draft is verified: %s", why)
 
 
-def obstacle(server_args: Any, args: Any, path: Path) -> str | None:
+def obstacle(server_args: Any, args: Any) -> str | None:
     """Return why a GPU server with these arguments verifies every draft; None: it is scheduled.
 
-    server_args: SGLang's record. args: a view of it. path: the drafter's folder.
+    server_args: SGLang's record. args: a view of it.
     """
-    has_head = _has_head(path)
-    known = has_head or mode.estimates_confidence(has_head=has_head)
-    return features.obstacle(_start(server_args, args, known))
+    return features.obstacle(_start(server_args, args))
 
 
 def _has_head(path: Path) -> bool:
     return bool(read_config(path).get("enable_confidence_head"))
 
 
-def _start(server_args: Any, args: Any, has_confidence: bool) -> features.Start:
+def _start(server_args: Any, args: Any) -> features.Start:
     recurrent = upstream.mambaish_config(upstream.model_config_of(server_args)) is not None
     chosen = current_config().schedule
     by_lengths = chosen.threshold is not None or chosen.algorithm == "early-stop"
     generation = torch.cuda.get_device_capability()[0] if torch.cuda.is_available() else 0
-    return features.Start(args, has_confidence, recurrent, dict(os.environ), by_lengths, generation)
+    return features.Start(args, recurrent, dict(os.environ), by_lengths, generation)
 
 
 def _reads_confidence(path: Path) -> bool:

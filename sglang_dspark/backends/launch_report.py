@@ -147,7 +147,7 @@ def _require_scheduled(record: Any, args: Any, path: Path | None) -> None:
         raise _NotScheduledError("the drafter is not in a folder of its own here")
     if str(args.device) == "cpu":
         return
-    why = drafter_check.obstacle(record, args, path)
+    why = drafter_check.obstacle(record, args)
     if why is not None:
         raise _NotScheduledError(f"every draft is verified: {why}")
 

@@ -27,15 +27,13 @@ class Experience:
         self.signal = config.signal  # by which drafts are admitted
         self.costs = costs
         self.relay = Relay(pool_rows, gamma, lag=config.lag, max_age=config.max_age)
-        self.estimator = AcceptanceEstimator(pool_rows, gamma, config.estimator)
+        self.estimator = AcceptanceEstimator(gamma, config.estimator)
         self.delivered = Delivered()
 
     def confidence(
         self, step: int, rows: Counts, generations: Counts, relay_arrived: bool
     ) -> tuple[Gains, int]:
         """Return confidences for step `step` [R, gamma] float32, and how many are known."""
-        if self.signal == "past acceptance":
-            return self.estimator.confidence(rows, generations), len(rows)
         prior = self.estimator.prior()
         if not relay_arrived:
             return self.relay.unknown(len(rows), prior)[0], 0

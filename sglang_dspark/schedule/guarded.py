@@ -122,7 +122,7 @@ class GuardedPlanner(Planner):
         """Learn from a step, the guard too where its time was a usual one."""
         if plan.speculates and confidence is not None:
             first = confidence[:, 0]
-            self.experience.estimator.observe(rows, generations, accepted, verified)
+            self.experience.estimator.observe(accepted, verified)
             self.early_exit.observe(plan.step, rows, generations, accepted, verified, first)
         if seconds is None:
             return

@@ -12,7 +12,7 @@ from sglang_dspark.schedule.early_exit import ExitConfig
 from sglang_dspark.schedule.estimator import EstimatorConfig
 from sglang_dspark.schedule.guard import SERVING_GUARD, GuardConfig, Mode
 
-Signal = Literal["confidence", "draft probability", "past acceptance"]
+Signal = Literal["confidence", "draft probability"]
 
 
 @dataclass(frozen=True)
@@ -20,8 +20,8 @@ class PlannerConfig:
     """lag: steps between a confidence and the first plan that may use it (at least 1).
 
     max_age: older confidences than this many steps give way to the prior. signal: what drafts are
-    admitted by: the confidence of a head, an estimate of it from the draft's distribution
-    (`drafter/draft_confidence.py`), or rates of past acceptance, which need no relay.
+    admitted by: the confidence of a head, or an estimate of it from the draft's distribution
+    (`drafter/draft_confidence.py`).
     look_deep: after this many steps of shallow drafts one is drafted to the end, for confidences
     of the skipped positions; otherwise nothing could show that depth pays again.
     deep_share: drafts go to the end anyway where that adds no more than this part of a step.

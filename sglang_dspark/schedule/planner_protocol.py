@@ -56,7 +56,7 @@ class Planner(Protocol):
         """Verify lengths l_r, [R] int64, of a planned step whose drafts are there.
 
         confidence: [R, gamma] float32 of this step, calibrated; entries behind the planned depth
-        are not read. None if the step did not draft. By past acceptance: what `expected` gave.
+        are not read. None if the step did not draft.
         """
         ...
 
@@ -108,7 +108,3 @@ class Planner(Protocol):
     def publish(self, plan: Plan, rows: Counts, generations: Counts, confidence: Gains) -> None:
         """Hand a step's calibrated confidences to later plans: [R], [R], [R, gamma] float32."""
         self.experience.publish(plan, rows, generations, confidence)
-
-    def expected(self, rows: Counts, generations: Counts) -> Gains:
-        """Conditional acceptance from past outcomes, [R, gamma], in place of confidences."""
-        return self.experience.estimator.confidence(rows, generations)

@@ -101,7 +101,7 @@ class ThresholdPlanner(Planner):
         self._unseen[:deepest] = 0
         self._unseen[deepest:] += 1
         if confidence is not None:
-            self.experience.estimator.observe(rows, generations, accepted, verified)
+            self.experience.estimator.observe(accepted, verified)
         if seconds is not None:
             self.experience.timed(plan, verified, seconds)
 

@@ -106,13 +106,6 @@ class ScheduleConfig(BaseModel):
         description="mode auto: verify drafts while their confidence exceeds this, at any load, "
         "instead of scheduling by step times; for comparison",
     )
-    without_head: Literal["draft-probability", "past-acceptance"] = Field(
-        default="draft-probability",
-        description="mode auto: confidence of a drafter that has no confidence head. "
-        "draft-probability: estimated from the largest probability of each draft position and "
-        "calibrated online; past-acceptance: the rates at which a request's drafts were accepted "
-        "so far (CPU alone)",
-    )
     min_acceptance: float | None = Field(
         default=None,
         gt=0.0,

@@ -46,7 +46,7 @@ class Fallback(Enum):
     NO_HEAD = (
         "no confidence head",
         "a start with a drafter that has none: confidence is estimated from its draft "
-        "probabilities, or from past acceptance (`schedule.without_head`)",
+        "probabilities",
     )
     STS_REFUSED = (
         "sts.json refused",

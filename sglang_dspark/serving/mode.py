@@ -43,8 +43,7 @@ def choice() -> Choice:
 
 def estimates_confidence(*, has_head: bool) -> bool:
     """Return whether drafts are scheduled by their draft probabilities, without a head."""
-    estimated = current_config().schedule.without_head == "draft-probability"
-    return estimated and not has_head and choice().ours
+    return not has_head and choice().ours
 
 
 def host_verifies_all() -> bool:

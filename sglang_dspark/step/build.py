@@ -31,7 +31,7 @@ from sglang_dspark.schedule.planner_protocol import Planner
 from sglang_dspark.schedule.rehearsal import rehearse, uncalibrated
 from sglang_dspark.schedule.static_threshold import ThresholdPlanner
 from sglang_dspark.schedule.sts_file import FILE_NAME, read_sts
-from sglang_dspark.serving import mode, profile, startup, upstream
+from sglang_dspark.serving import profile, startup, upstream
 from sglang_dspark.serving.config import current_config
 from sglang_dspark.serving.fallbacks import Fallback
 from sglang_dspark.serving.metrics import Collector, StepMetrics
@@ -140,8 +140,6 @@ def _signal(worker: Any) -> Signal:
     """Return by what this worker's drafts are admitted; logs one line for one without a head."""
     if worker.draft_model.confidence_head is not None:
         return "confidence"
-    if not mode.estimates_confidence(has_head=False):
-        return "past acceptance"
     _log(
         "the drafter has no confidence head (enable_confidence_head): confidence is estimated from "
         "the largest probability of each draft position"

@@ -46,8 +46,8 @@ class Device(Protocol):
     ) -> Tensor:
         """Return indptr [R + 1] int32 on the device: R + `verify.admitted_drafts` rows to verify.
 
-        logits: [R, d] confidence logits of this step's drafts; None where nothing was drafted or
-        drafts are scheduled by past acceptance. greedy: [R] bool on the host; None: every request.
+        logits: [R, d] confidence logits of this step's drafts; None where nothing was drafted.
+        greedy: [R] bool on the host; None: every request.
         """
         ...
 

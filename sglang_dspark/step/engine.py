@@ -180,12 +180,10 @@ class ScheduleEngine:
     def admit(self, step: Step, logits: Tensor | None, greedy: Tensor | None) -> Counts:
         """Return verify lengths l_r, [R] int64; arguments as of `Engine.admit`."""
         if step.plan.speculates:
-            if logits is None:
-                step.confidence = self.planner.expected(step.rows, step.generations)
-            else:
-                step.regimes = regimes_of(greedy, len(step.rows))
-                step.confidence = self._calibrated(step, step.regimes, logits)
-                self._publish(step)
+            assert logits is not None, "a draft has confidences"
+            step.regimes = regimes_of(greedy, len(step.rows))
+            step.confidence = self._calibrated(step, step.regimes, logits)
+            self._publish(step)
         return self.planner.admit(step.plan, step.confidence)
 
     def calibrate(self, step: Step, greedy: Tensor | None) -> tuple[Floats, Floats]:

@@ -77,8 +77,8 @@ class Engine(Protocol):
         """Return verify lengths l_r, [R] int64.
 
         logits: [R, d] float32 confidence logits of the drafted positions, of a head or estimated,
-        on the host; None by past acceptance, or when nothing was drafted. greedy: [R] bool,
-        requests that take the likeliest token; None: every request.
+        on the host; None when nothing was drafted. greedy: [R] bool, requests that take the
+        likeliest token; None: every request.
         """
         raise AssertionError("the leader admits")
 

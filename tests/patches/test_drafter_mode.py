@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,7 +13,6 @@ pytest.importorskip("sglang")
 
 from sglang_dspark.backends import drafter_check
 from sglang_dspark.errors import DSparkError
-from sglang_dspark.serving.config import CONFIG_VARIABLE
 from sglang_dspark.serving.mode import COMPACT, VARIABLE
 from tests.backends.cuda.test_features import ROWS, USUAL
 
@@ -55,22 +53,13 @@ def test_on_a_gpu_what_stands_in_the_way_is_said_in_one_line(
     assert caplog.records[0].message.startswith("sglang-dspark: every draft is verified: ")
 
 
-@pytest.mark.parametrize(
-    ("asked", "scheduled"), [("draft-probability", True), ("past-acceptance", False)]
-)
-def test_on_a_gpu_a_drafter_without_a_head_needs_its_probabilities(
-    drafter: Path, monkeypatch: pytest.MonkeyPatch, asked: str, scheduled: bool
+def test_on_a_gpu_a_drafter_without_a_head_is_scheduled(
+    drafter: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (drafter / "config.json").write_text(json.dumps({"enable_confidence_head": False}))
-    file = drafter / "dspark.yaml"
-    file.write_text(f"schedule: {{without_head: {asked}}}\n")
-    monkeypatch.setenv(CONFIG_VARIABLE, str(file))
-    monkeypatch.setattr(
-        drafter_check, "_start", lambda server, args, known: replace(USUAL, has_confidence=known)
-    )
-    assert (mode_after(drafter, "cuda") == COMPACT) == scheduled
-    monkeypatch.setenv(VARIABLE, COMPACT)  # named by the user: then SGLang reads the head
-    assert drafter_check._reads_confidence(drafter) == (not scheduled)
+    monkeypatch.setattr(drafter_check, "_start", lambda *given: USUAL)
+    assert mode_after(drafter, "cuda") == COMPACT
+    assert not drafter_check._reads_confidence(drafter)
 
 
 def test_a_named_mode_is_the_users(drafter: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -117,31 +117,28 @@ def test_rates_are_right_whatever_the_windows(windows: str) -> None:
     """Censoring: positions behind a shortened window are unknown, not failures."""
     rng = np.random.default_rng(1)
     true = np.array([0.9, 0.6, 0.3])
-    estimator = AcceptanceEstimator(8, 3, EstimatorConfig(memory=1e9))
-    rows, generations = np.arange(8), np.ones(8, np.int64)
+    estimator = AcceptanceEstimator(3, EstimatorConfig(memory=1e9))
     for _ in range(2000):
         share = {"full": [0, 0, 0, 1], "ragged": [0.25] * 4, "mostly short": [0.4, 0.4, 0.1, 0.1]}
         verified = rng.choice(4, 8, p=share[windows])
         kept = np.cumprod(rng.random((8, 3)) < true, axis=1).sum(1)
-        estimator.observe(rows, generations, np.minimum(kept, verified), verified)
+        estimator.observe(np.minimum(kept, verified), verified)
     assert estimator.prior() == pytest.approx(true, abs=0.04)
 
 
-def test_rates_belong_to_the_generation_and_follow_a_shift() -> None:
-    estimator = AcceptanceEstimator(2, 2)
-    rows, generations = np.array([0, 1]), np.array([1, 2])
+def test_rates_follow_a_shift() -> None:
+    estimator = AcceptanceEstimator(2)
     for _ in range(60):
-        estimator.observe(rows, generations, np.array([2, 0]), np.array([2, 2]))
-    own = estimator.confidence(rows, generations)
-    assert own[0, 0] > 0.8 > 0.2 > own[1, 0]
-    fresh = estimator.confidence(rows, np.array([3, 4]))
-    assert np.array_equal(fresh[0], fresh[1])
-    assert fresh[0] == pytest.approx(estimator.prior(), abs=1e-6)
+        estimator.observe(np.array([2, 2]), np.array([2, 2]))
+    assert estimator.prior()[0] > 0.8
     for _ in range(600):
-        estimator.observe(rows, generations, np.array([0, 0]), np.array([2, 2]))
+        estimator.observe(np.array([0, 0]), np.array([2, 2]))
     assert estimator.prior()[0] < 0.25
-    with pytest.raises(ValueError, match="accepted"):
-        estimator.observe(rows, generations, np.array([2, 2]), np.array([1, 1]))
+    known = estimator.prior()
+    for accepted, verified in ((2, 1), (-1, 1), (0, 3)):
+        with pytest.raises(ValueError, match="accepted"):
+            estimator.observe(np.array([0, accepted]), np.array([1, verified]))
+    assert np.array_equal(estimator.prior(), known)
 
 
 def test_early_exit_needs_a_broken_promise() -> None:
@@ -164,23 +161,20 @@ def test_early_exit_needs_a_broken_promise() -> None:
     assert exit_.limits(19, rows, generations)[0] == 4
 
 
-def test_a_requests_counts_fade_by_what_was_reached() -> None:
-    """By hand: outcomes of one request, its own rate from counts that fade step by step."""
-    config = EstimatorConfig(memory=1e9, request_memory=10.0, idle=0.5)
-    estimator = AcceptanceEstimator(3, 2, config)
-    row, generation = np.array([1]), np.array([7])
-    seen, unseen = np.exp(-1 / 10), np.exp(-0.5 / 10)
+def test_counts_fade_by_what_was_reached() -> None:
+    """By hand: each position leans on the one in front of it, the first on the start."""
+    config = EstimatorConfig(memory=10.0, start=0.6, start_strength=2.0)
+    estimator = AcceptanceEstimator(2, config)
     reached, accepted = np.zeros(2), np.zeros(2)
     for kept, verified in ((2, 2), (0, 2), (1, 1), (0, 0), (1, 2)):
-        for k in range(2):
-            met = k < verified and k <= kept
-            fade = seen if met else unseen
-            reached[k] = reached[k] * fade + met
-            accepted[k] = accepted[k] * fade + (met and k < kept)
-        estimator.observe(row, generation, np.array([kept]), np.array([verified]))
-    towards = estimator.prior().astype(np.float64)
-    expected = (accepted + config.strength * towards) / (reached + config.strength)
-    assert estimator.confidence(row, generation)[0] == pytest.approx(expected, abs=1e-6)
+        met = np.array([k < verified and k <= kept for k in range(2)], np.float64)
+        fade = np.exp(-met / 10)
+        reached = reached * fade + met
+        accepted = accepted * fade + met * (np.arange(2) < kept)
+        estimator.observe(np.array([kept]), np.array([verified]))
+    first = (accepted[0] + 2 * 0.6) / (reached[0] + 2)
+    second = (accepted[1] + 2 * first) / (reached[1] + 2)
+    assert estimator.prior() == pytest.approx([first, second], abs=1e-6)
 
 
 def test_each_rest_is_twice_the_one_before_up_to_the_longest() -> None:

@@ -25,8 +25,6 @@ BELOW_ONE = 1 - LITTLE
     ("config", "field", "taken", "refused"),
     [
         (EstimatorConfig, "memory", 1.0, BELOW_ONE),
-        (EstimatorConfig, "request_memory", 1.0, BELOW_ONE),
-        (EstimatorConfig, "strength", LITTLE, 0.0),
         (EstimatorConfig, "start_strength", LITTLE, 0.0),
         (EstimatorConfig, "start", LITTLE, 0.0),
         (EstimatorConfig, "start", BELOW_ONE, 1.0),

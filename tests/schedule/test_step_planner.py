@@ -187,22 +187,6 @@ def test_the_first_draft_to_the_end_comes_after_look_deep_steps() -> None:
     assert depths == [1, 1, 1, 1, GAMMA, 1, 1, 1, 1, GAMMA, 1, 1]
 
 
-def test_past_acceptance_schedules_without_confidences() -> None:
-    planner = planner_of(slope=0.1, draft=0.02, config=PlannerConfig(signal="past acceptance"))
-    rows, generations = np.arange(4), np.arange(4) + 1
-    rng = np.random.default_rng(0)
-    chance = np.array([[0.95], [0.95], [0.1], [0.1]], np.float32) * np.ones((1, GAMMA), np.float32)
-    total = np.zeros(4)
-    for step in range(200):
-        plan = planner.plan(step, rows, generations, context=0)
-        expected = planner.expected(rows, generations)
-        lengths = planner.admit(plan, expected)
-        accepted = sample_accepted(rng, chance, lengths)
-        planner.finished(plan, rows, generations, accepted, lengths, expected, None)
-        total += lengths
-    assert total[:2].min() > 2 * total[2:].max()
-
-
 def test_early_stop_mode_takes_k_from_the_present_step() -> None:
     rows, generations = np.arange(4), np.arange(4) + 1
     planner = planner_of(slope=0.1, draft=0.02, rule=EarlyStopPlanner)
@@ -258,10 +242,10 @@ def test_early_stop_does_not_stop_at_a_slow_number_of_rows() -> None:
 
 def test_each_planner_says_what_it_schedules_by() -> None:
     costs = planner_of(0.1, 0.1).costs
-    headless = PlannerConfig(signal="past acceptance")
+    headless = PlannerConfig(signal="draft probability")
     rules: list[tuple[Planner, str]] = [
         (SearchPlanner(GAMMA, 8, costs), "confidence, algorithm search"),
-        (EarlyStopPlanner(GAMMA, 8, costs, headless), "past acceptance, algorithm early-stop"),
+        (EarlyStopPlanner(GAMMA, 8, costs, headless), "draft probability, algorithm early-stop"),
         (ThresholdPlanner(0.5, GAMMA, 8, costs), "a threshold of 0.5 on confidence alone"),
     ]
     for planner, said in rules:

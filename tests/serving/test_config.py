@@ -35,7 +35,6 @@ LEAVES = {
     "schedule.fairness_floor",
     "schedule.speed_target",
     "schedule.threshold",
-    "schedule.without_head",
     "schedule.min_acceptance",
 }
 

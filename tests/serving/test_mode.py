@@ -77,15 +77,6 @@ def test_confidence_is_estimated_where_we_schedule_and_there_is_no_head(
     assert not mode.estimates_confidence(has_head=True)
 
 
-def test_past_acceptance_estimates_no_confidence(asked, tmp_path: Path, monkeypatch) -> None:
-    asked(None)
-    file = tmp_path / "past.yaml"
-    file.write_text("schedule: {without_head: past-acceptance}\n")
-    monkeypatch.setenv(CONFIG_VARIABLE, str(file))
-    assert mode.choice().ours
-    assert not mode.estimates_confidence(has_head=False)
-
-
 def test_the_reason_names_what_the_user_set(asked) -> None:
     asked("static")
     assert "schedule.mode is static" in mode.choice().reason

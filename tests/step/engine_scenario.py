@@ -7,7 +7,6 @@ from types import SimpleNamespace
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from sglang_dspark.schedule.calibration import Calibration
 from sglang_dspark.schedule.cost_model import CostModel
@@ -16,7 +15,7 @@ from sglang_dspark.schedule.first_drafts import MOST_OF_ONE, WINDOW, FirstDrafts
 from sglang_dspark.schedule.guard import SERVING_GUARD
 from sglang_dspark.schedule.guarded import SearchPlanner
 from sglang_dspark.schedule.online import OnlineCalibration
-from sglang_dspark.schedule.plan import Plan, PlannerConfig, Signal
+from sglang_dspark.schedule.plan import Plan, PlannerConfig
 from sglang_dspark.serving.metrics import StepMetrics
 from sglang_dspark.serving.speed_targets import SpeedTargets
 from sglang_dspark.step.drafter_fit import DrafterFit
@@ -41,7 +40,6 @@ class Scenario:
     def __init__(
         self,
         token: float = 1e-3,
-        signal: Signal = "confidence",
         floor: int = 0,
         speeds: SpeedTargets | None = None,
         minimum: float | None = None,
@@ -56,7 +54,7 @@ class Scenario:
             draft_requests=(1,),
             draft_seconds=((0.0, 2e-3, 3e-3, 4e-3),),
         )
-        config = PlannerConfig(signal=signal, guard=replace(SERVING_GUARD, probe=4))
+        config = PlannerConfig(guard=replace(SERVING_GUARD, probe=4))
         self.planner = SearchPlanner(GAMMA, SLOTS, CostModel(table, SLOTS), config)
         table = Calibration((1.0,) * GAMMA, spread=0.3)
         self.calibration = OnlineCalibration([table] * 2, pool_rows=SLOTS)
@@ -75,7 +73,7 @@ class Scenario:
     def step(
         self,
         rows: list[int],
-        logit: float | None = 2.0,
+        logit: float = 2.0,
         good: int = 2,
         seconds: float | None = None,
         limits: list[int] | None = None,
@@ -89,9 +87,8 @@ class Scenario:
         if ahead:
             self.engine.start(step)
         plan = step.plan
-        logits: Tensor | None = None
-        if plan.speculates and logit is not None:
-            logits = torch.full((len(rows), plan.budget.depth), logit)
+        drafted = (len(rows), plan.budget.depth)
+        logits = torch.full(drafted, logit) if plan.speculates else None
         lengths = self.engine.admit(step, logits, torch.ones(len(rows), dtype=torch.bool))
         self.engine.landed(step, lengths, np.minimum(lengths, good))
         self.now += plan.budget.seconds if seconds is None else seconds

@@ -79,15 +79,6 @@ def test_another_batch_is_planned_afresh_in_a_plain_phase() -> None:
     assert world.step([1, 2, 3], logit=-3.0, good=0)[0] is not first
 
 
-def test_without_a_head_past_acceptance_schedules() -> None:
-    good, bad = Scenario(signal="past acceptance"), Scenario(signal="past acceptance")
-    for _ in range(60):
-        _, many = good.step([1], logit=None, good=3)
-        _, few = bad.step([1], logit=None, good=0)
-    assert many == [GAMMA]
-    assert few == [0] or few == [1]
-
-
 def test_sampled_and_greedy_requests_are_calibrated_apart() -> None:
     world = Scenario()
     for _ in range(30):

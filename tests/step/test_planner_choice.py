@@ -12,7 +12,6 @@ pytest.importorskip("sglang")
 
 from sglang_dspark.schedule.plan import PlannerConfig
 from sglang_dspark.serving.config import CONFIG_VARIABLE
-from sglang_dspark.serving.mode import VARIABLE
 from sglang_dspark.step.build import _planner, _signal
 from tests.step.engine_scenario import GAMMA, Scenario
 
@@ -36,27 +35,14 @@ def test_the_configuration_chooses_the_planner(
 
 
 @pytest.mark.parametrize(
-    ("asked", "head", "signal", "logged"),
-    [
-        ("{}", True, "confidence", 0),
-        ("{}", False, "draft probability", 1),
-        ("{without_head: past-acceptance}", True, "confidence", 0),
-        ("{without_head: past-acceptance}", False, "past acceptance", 0),
-    ],
+    ("head", "signal", "logged"), [(True, "confidence", 0), (False, "draft probability", 1)]
 )
-def test_a_drafter_without_a_head_is_scheduled_as_configured(
-    asked: str,
+def test_a_drafter_without_a_head_is_scheduled_by_its_probabilities(
     head: bool,
     signal: str,
     logged: int,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    file = tmp_path / "dspark.yaml"
-    file.write_text(f"schedule: {asked}\n", encoding="utf-8")
-    monkeypatch.setenv(CONFIG_VARIABLE, str(file))
-    monkeypatch.setenv(VARIABLE, "")
     worker = SimpleNamespace(
         draft_model=SimpleNamespace(confidence_head=object() if head else None)
     )

@@ -43,8 +43,7 @@ GPUS = (
 
 @dataclass(frozen=True)
 class Start:
-    """Inputs of the rules. args: SGLang's resolved arguments. has_confidence: whether the drafter
-    has a head, or its confidence is estimated.
+    """Inputs of the rules. args: SGLang's resolved arguments.
 
     recurrent: whether the target keeps a recurrent state. variables: the environment. by_lengths:
     whether the configuration asks for lengths that add up to no K fixed before drafting.
@@ -52,7 +51,6 @@ class Start:
     """
 
     args: Any
-    has_confidence: bool
     recurrent: bool
     variables: dict[str, str]
     by_lengths: bool = False
@@ -115,12 +113,6 @@ FEATURES = (
         "decode context parallelism",
         "SGLang has no windows of unlike lengths over a split cache (--dcp-size)",
         lambda start: int(start.args.dcp_size) > 1,
-    ),
-    Feature(
-        "a drafter without a confidence head, schedule.without_head past-acceptance",
-        "the drafter has no confidence head, and lengths by past acceptance are found on a CPU "
-        "alone; leave schedule.without_head at draft-probability",
-        lambda start: not start.has_confidence,
     ),
     Feature(
         "pipeline parallelism",

@@ -38,7 +38,7 @@ def arguments(**changed: Any) -> SimpleNamespace:
 
 
 ATTENTION = next(each.name for each in FEATURES if each.name.startswith("attention backends"))
-USUAL = Start(arguments(), has_confidence=True, recurrent=False, variables={})
+USUAL = Start(arguments(), recurrent=False, variables={})
 ROWS = {  # feature's name: a start that has it and nothing else
     ATTENTION: replace(USUAL, args=arguments(attention_backend="flashinfer")),
     "trtllm_mha on Hopper and on consumer Blackwell": replace(
@@ -49,9 +49,6 @@ ROWS = {  # feature's name: a start that has it and nothing else
         args=arguments(attention_backend="triton", enable_deterministic_inference=True),
     ),
     "decode context parallelism": replace(USUAL, args=arguments(dcp_size=2)),
-    "a drafter without a confidence head, schedule.without_head past-acceptance": replace(
-        USUAL, has_confidence=False
-    ),
     "pipeline parallelism": replace(USUAL, args=arguments(pp_size=2)),
     "data-parallel attention": replace(USUAL, args=arguments(enable_dp_attention=True)),
     "LoRA": replace(USUAL, args=arguments(enable_lora=True)),

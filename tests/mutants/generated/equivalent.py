@@ -27,9 +27,6 @@ EQUIVALENT: dict[str, str] = {
     "**asdict(table)}, indent=1) #1": (
         "a table with a number that is not finite is refused when it is made"
     ),
-    "sglang_dspark/schedule/estimator.py::AcceptanceEstimator.__init__: constant: 1 -> 2 #1": (
-        "no generation is negative: any number below 0 stands for none"
-    ),
     "sglang_dspark/schedule/guard.py::_loses: comparison: state.gain(config, config.doubt) < "
     "1 + config.min_gain - HYSTERESIS -> (state.gain(config, config.doubt) <= 1 + "
     "config.min_gain - HYSTERESIS) #1": (
