@@ -115,7 +115,7 @@ PARTS: Mapping[str, Part] = {
         10, "llama_two_threads_cpu",
         "llama --threads 2 --weights int8 --formats q8_0,q4_0 --repeats 5",
     ),
-    "products": _bench(5, "products_cpu", "products"),
+    "products": _bench(1, "products_cpu", "products"),
     "planner": _bench(2, "planner", "planner", "--out"),
     "regret": _bench(15, "regret_sim", "regret", "--out"),
 }  # fmt: skip

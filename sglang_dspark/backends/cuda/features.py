@@ -176,6 +176,7 @@ SCHEDULED = (
         "a drafter without a confidence head",
         "scheduled; confidence is estimated from the largest probability of each draft position",
     ),
+    ("a block whose first row drafts nothing (`sample_from_anchor: false`)", "scheduled"),
     (
         "a drafter with experts, residual streams or a window (`DSparkMoEModel`)",
         "scheduled; the draft's graph holds it where a backend of its experts may be captured, "
