@@ -59,6 +59,7 @@ def test_on_a_gpu_a_drafter_without_a_head_is_scheduled(
     (drafter / "config.json").write_text(json.dumps({"enable_confidence_head": False}))
     monkeypatch.setattr(drafter_check, "_start", lambda *given: USUAL)
     assert mode_after(drafter, "cuda") == COMPACT
+    monkeypatch.setenv(VARIABLE, COMPACT)  # named by the user: then SGLang reads the head
     assert not drafter_check._reads_confidence(drafter)
 
 
