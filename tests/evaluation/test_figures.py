@@ -30,6 +30,7 @@ from sglang_dspark.evaluation.analyses import (
     trainings,
 )
 from sglang_dspark.evaluation.analyses.analysis import Result
+from sglang_dspark.evaluation.resampling import Estimate
 from tests.evaluation.trace_world import (
     SETTINGS,
     drawn,
@@ -169,6 +170,26 @@ def test_eight_drafters_have_eight_colours(results: dict[str, Result]) -> None:
     (axes,) = figures.draw(many).axes
     bars = [each for each in axes.containers if hasattr(each, "patches")]
     assert len({bar.patches[0].get_facecolor() for bar in bars}) == len(labels)
+
+
+def test_more_drafters_than_colours_have_a_row_each(results: dict[str, Result]) -> None:
+    one = results["tau"]
+    assert isinstance(one, tau.TauResult)
+    others = [f"drafter {i}" for i in range(8)]
+    labels = ["base", *others]
+    # The base over each other: 0.8 (0.5 to 1.25), so the other is 25% more (-20 to +100).
+    less = {"macro": Estimate(0.8, 0.5, 1.25)}
+    many = replace(
+        one,
+        tau=dict.fromkeys(labels, one.tau["dspark"]),
+        interval=dict.fromkeys(labels, one.interval["dspark"]),
+        ratio={f"base/{each}": less for each in others},
+    )
+    (axes,) = figures.draw(many).axes
+    assert [each.get_text() for each in axes.get_yticklabels()] == others
+    ((points, _, (lines,)),) = axes.containers
+    assert points.get_xdata() == pytest.approx([25.0] * 8)
+    assert lines.get_segments()[0][:, 0] == pytest.approx([-20.0, 100.0])
 
 
 @pytest.mark.parametrize("name", ["tau", "trainings", "reliability", "overhead"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -12,8 +12,16 @@ from sglang_dspark.evaluation.analyses import cells
 from sglang_dspark.evaluation.analyses.analysis import Analysis
 from sglang_dspark.evaluation.analyses.cells import Table
 from sglang_dspark.evaluation.analyses.traced import ByDomain, TracedResult, origin, tau_draws
-from sglang_dspark.evaluation.figure_parts import GREY, colour_of, legend, panels
-from sglang_dspark.evaluation.resampling import Estimate, Number, estimate
+from sglang_dspark.evaluation.figure_parts import (
+    COLOURS,
+    GREY,
+    bars,
+    colour_of,
+    legend,
+    marker_of,
+    panels,
+)
+from sglang_dspark.evaluation.resampling import MACRO, Estimate, Number, estimate
 from sglang_dspark.evaluation.traces import Trace, require_comparable
 
 if TYPE_CHECKING:
@@ -65,7 +73,9 @@ def compute(traces: Mapping[str, Trace]) -> TauResult:
 
 
 def draw(result: TauResult) -> Figure:
-    """Bars by domain, one of each drafter."""
+    """Bars by domain, one of each drafter; of more drafters than colours, a row each."""
+    if len(result.tau) > len(COLOURS):
+        return _draw_rows(result)
     labels, groups = list(result.tau), result.groups
     across = max(1.1 + 0.36 * len(labels) * len(groups), 6.4)  # the least that the caption needs
     figure, (axes,) = panels(1, width=across, height=3.3)
@@ -89,6 +99,28 @@ def draw(result: TauResult) -> Figure:
     axes.axhline(1, color=GREY, lw=1)
     legend(figure, axes)
     return figure
+
+
+def _draw_rows(result: TauResult) -> Figure:
+    """What each other drafter's tau is more than the first one's, macro average."""
+    first, *others = result.tau
+    over = [_inverse(result.ratio[f"{first}/{each}"][MACRO]) for each in others]
+    more = [Estimate(*(100 * (part - 1) for part in astuple(each))) for each in over]
+    figure, (axes,) = panels(1, width=6.4, height=1.2 + 0.2 * len(others))
+    place = np.arange(len(others))
+    axes.errorbar(
+        [each.value for each in more], place, xerr=bars(more), fmt=marker_of(0),
+        color=colour_of(0), ms=5, capsize=3, elinewidth=1,
+    )  # fmt: skip
+    axes.axvline(0, color=GREY, lw=1)
+    axes.set_yticks(place, others)
+    axes.invert_yaxis()
+    axes.set_xlabel(f"tau over {first}'s {result.tau[first][MACRO]:.3f}, macro, %")
+    return figure
+
+
+def _inverse(ratio: Estimate) -> Estimate:
+    return Estimate(1 / ratio.value, 1 / ratio.high, 1 / ratio.low)
 
 
 def page_tables(result: TauResult) -> list[Table]:
