@@ -196,6 +196,40 @@ def reliability(
 
 
 @app.command()
+@takes_workload()
+def traffic(
+    drafter: DraftersOption,
+    step_times: Annotated[
+        Path,
+        typer.Option(help="Step times that a server measured: costs/*.json in its cache folder."),
+    ],
+    options: WorkloadOptions,
+    domains: Annotated[
+        tuple[str, str], typer.Option(help="Domain of the requests, first and afterwards.")
+    ] = ("math", "chat"),
+    sts: StsOption = None,
+    json_file: JsonOption = None,
+) -> None:
+    """Confidence when traffic changes from one domain to another: the table as fitted, learned
+    online, and with each request's own shift. --batch requests at a time."""
+    from sglang_dspark.common.files import load_json, reading
+    from sglang_dspark.evaluation.analyses.traffic import compute
+    from sglang_dspark.schedule.cost_table import from_document
+
+    if len(drafter) != 1:
+        raise DSparkError("traffic is shown of one drafter: give --drafter once")
+    with reading(step_times, "table of step times", "name a file of a server's cache"):
+        costs = from_document(load_json(step_times))
+    session = open_session(drafter, options)
+    ((label, trace),) = with_confidence(session).items()
+    table = table_of(session.drafters[0], trace, sts)
+    if table is None:
+        raise DSparkError("there is no calibration table to begin with: name one by --sts")
+    found = compute(label, trace, table.table(trace.temperature), costs, domains, options.batch)
+    finish(found, json_file, session.console)
+
+
+@app.command()
 @takes_workload(without=("limit", "temperature", "seed", *SAMPLING), max_new_tokens=64)
 def overhead(
     drafter: DraftersOption,

@@ -35,7 +35,9 @@ COMMANDS = {  # those of the shared options that a command has, with their defau
     "eval": FIELDS,
     "eval record": FIELDS,
     **dict.fromkeys([f"eval {name}" for name in ("tau", "positions", "depth", "length")], USUAL),
-    **dict.fromkeys([f"eval {name}" for name in ("thresholds", "reliability", "roc")], USUAL),
+    **dict.fromkeys(
+        [f"eval {name}" for name in ("thresholds", "reliability", "traffic", "roc")], USUAL
+    ),
     "eval limits": GREEDY,
     "eval overhead": {k: v for k, v in GREEDY.items() if k != "limit"} | {"max_new_tokens": 64},
     "calibrate": USUAL | {"temperature": None, "batch": 32},

@@ -27,6 +27,7 @@ from sglang_dspark.evaluation.analyses import (
     series,
     tau,
     thresholds,
+    traffic,
     trainings,
 )
 from sglang_dspark.evaluation.analyses.analysis import Result
@@ -52,6 +53,7 @@ LABELS = {  # of the first panel's y axis and the last one's x axis: no two anal
     "thresholds": ("", "threshold on survival"),
     "roc": ("of accepted drafts", "of rejected drafts"),
     "reliability": ("share accepted", "predicted survival"),
+    "traffic": ("ECE of survival, %", ""),
     "curves": ("held-out tau", "training step"),
     "limits": ("%", "draft position k"),
 }
@@ -68,6 +70,22 @@ def _overhead() -> overhead.OverheadResult:
         direct=overhead.DirectShare(8, 9, 30, bounded, bounded),
     )
     return overhead.OverheadResult("t", {**SETTINGS, "context": 9}, (row,))
+
+
+def _traffic() -> traffic.TrafficResult:
+    part = traffic.Window(0.02, 0.4, 0.38, 0.9, Estimate(1.1, 1.0, 1.2))
+    windows = {name: dict.fromkeys(traffic.WINDOWS, part) for name in traffic.VARIANTS}
+    return traffic.TrafficResult(
+        "t",
+        SETTINGS,
+        "dspark",
+        drawn(prompts=1).drafter,
+        "d",
+        {"math": 4, "chat": 4},
+        8,
+        9,
+        windows,
+    )
 
 
 def _curves() -> curves.CurvesResult:
@@ -93,6 +111,7 @@ def results() -> dict[str, Result]:
         _curves(),
         reliability.compute("dspark", one, sts_file(4)),
         _overhead(),
+        _traffic(),
     ]
     return {each.analysis: registry.read(json.loads(json.dumps(each.to_json()))) for each in found}
 
@@ -192,7 +211,7 @@ def test_more_drafters_than_colours_have_a_row_each(results: dict[str, Result]) 
     assert lines.get_segments()[0][:, 0] == pytest.approx([-20.0, 100.0])
 
 
-@pytest.mark.parametrize("name", ["tau", "trainings", "reliability", "overhead"])
+@pytest.mark.parametrize("name", ["tau", "trainings", "reliability", "overhead", "traffic"])
 def test_the_terminal_shows_what_was_found(name: str, results: dict[str, Result]) -> None:
     console = Console(width=200, record=True, file=io.StringIO())
     table = registry.ANALYSES[name].table
@@ -204,6 +223,11 @@ def test_the_terminal_shows_what_was_found(name: str, results: dict[str, Result]
         "trainings": ["dspark", "dspark/dflash", "trainings", "prompts", "macro"],
         "reliability": ["dspark: 4 held-out prompts", "raw: ECE", "STS+shift: ECE", "overall"],
         "overhead": ["dspark: 3.00% of a round in the engine (wall), 3.00% timed directly"],
+        "traffic": [
+            "dspark: math, then chat, 8 at a time",
+            "+10.0% (+0.0 to +20.0)",
+            "chat, later",
+        ],
     }[name]
     shown = console.export_text()
     assert all(text in shown for text in expected), shown

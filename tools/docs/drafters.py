@@ -33,6 +33,25 @@ ALIKE = {
 PAPER = {"dspark": "DSpark, 5 layers", "dflash": "DFlash, 5 layers", "eagle3": "Eagle3, 1 layer"}
 SHIPPED = "dspark-averaged"
 POSITIONS = ("dspark", "eagle3", "dflash", "mtp5")
+ABLATIONS = {
+    "no-head": "no sequential head",
+    "gated": "gated head",
+    "rnn": "RNN head",
+    "rank-64": "Markov head of rank 64",
+    "rank-256": "Markov head of rank 256",
+    "cross-entropy": "cross entropy in place of L_tv",
+    "no-confidence": "no confidence head",
+    "layers-1": "1 layer",
+    "layers-2": "2 layers",
+    "layers-4": "4 layers",
+    "layers-5": "5 layers",
+    "gamma-4": "gamma 4",
+    "gamma-7": "gamma 7",
+    "gamma-8": "gamma 8",
+    "gamma-16": "gamma 16",
+    "no-head-gamma-16": "gamma 16, no sequential head",
+    "seed-1": "another seed",
+}
 # What recipes must share before their drafters are compared.
 _SCHEDULE = ("steps", "sequences_per_step", "anchors_per_sequence", "learning_rate")
 _DRAFTER = ("gamma", "target_layer_ids", "draft_vocab", "init_from_target")
@@ -73,6 +92,26 @@ def alike() -> list[str]:
         *_ratios({"T=1": sampled, "T=0": greedy}, ALIKE),
         "",
         *_sources("drafters_tau_sampled", "drafters_tau"),
+    ]
+
+
+def ablations() -> list[str]:
+    """Tabulate what one change of the shipped recipe does to tau."""
+    of = [_metrics("drafters_ablation_sampled"), _metrics("drafters_ablation")]
+    base = [f"tau {metrics['tau']['base']['macro']:.3f}" for metrics in of]
+    rows = [
+        f"| {name} | "
+        + " | ".join(_less(metrics["ratio"][f"base/{label}"]["macro"]) for metrics in of)
+        + " |"
+        for label, name in ABLATIONS.items()
+    ]
+    return [
+        "| changed | T=1 | T=0 |",
+        "|---|---|---|",
+        f"| nothing: 3 layers, Markov head of rank 128, gamma 5 | {' | '.join(base)} |",
+        *rows,
+        "",
+        *_sources("drafters_ablation_sampled", "drafters_ablation"),
     ]
 
 
@@ -208,6 +247,12 @@ def _percent(ratio: Mapping[str, float]) -> str:
     return f"{mid:+.1f}% ({low:+.1f} to {high:+.1f})"
 
 
+def _less(ratio: Mapping[str, float]) -> str:
+    """What the second of two drafters has over the first."""
+    turned = {"value": "value", "low": "high", "high": "low"}
+    return _percent({key: 1 / ratio[other] for key, other in turned.items()})
+
+
 def _sources(*names: str) -> list[str]:
     each = dict.fromkeys(names)
     links = [
@@ -230,6 +275,7 @@ def _metrics(name: str) -> Any:
 BLOCKS: Mapping[str, Callable[[], Sequence[str]]] = {
     "paper": paper,
     "alike": alike,
+    "ablations": ablations,
     "positions": positions,
     "shipped": shipped,
 }

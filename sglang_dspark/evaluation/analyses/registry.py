@@ -15,6 +15,7 @@ from sglang_dspark.evaluation.analyses import (
     series,
     tau,
     thresholds,
+    traffic,
     trainings,
 )
 from sglang_dspark.evaluation.analyses.analysis import Analysis, Result
@@ -29,6 +30,7 @@ _ANALYSES: tuple[Analysis[Any], ...] = (
     thresholds.ANALYSIS,
     roc.ANALYSIS,
     reliability.ANALYSIS,
+    traffic.ANALYSIS,
     curves.ANALYSIS,
     limits.ANALYSIS,
 )
