@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 from sglang_dspark.errors import DSparkError
+from sglang_dspark.evaluation.trace_plan import load_plan
+from sglang_dspark.training.config import load_config
 from tools.docs import drafters
 
 
@@ -52,3 +56,42 @@ def test_recipes_that_differ_are_not_called_alike(
     with pytest.raises(DSparkError, match=rf"dflash.yaml differs from dspark.yaml in .*{key}"):
         drafters.trained_alike(tmp_path / "paper")
     assert "2,000 steps of 72 blocks of 7" in drafters.trained_alike(drafters.RECIPES)
+
+
+def test_a_ratio_is_turned_with_its_interval() -> None:
+    assert drafters._less({"value": 0.8, "low": 0.5, "high": 1.25}) == "+25.0% (-20.0 to +100.0)"
+
+
+CHANGES = {  # of the runs whose names do not say it: fields other than the base's
+    "no-head": {"kind"},
+    "gated": {"markov_head_type"},
+    "rnn": {"markov_head_type"},
+    "rank-64": {"markov_rank"},
+    "rank-256": {"markov_rank"},
+    "cross-entropy": {"ce", "tv"},
+    "no-confidence": {"confidence", "confidence_head"},
+    "seed-1": {"seed"},
+    "no-head-gamma-16": {"kind", "gamma"},
+}
+_NOT_LEARNT = {"log_every", "checkpoint_every", "validate_every"}
+
+
+def _facts(made_by: str) -> dict[str, object]:
+    """What a training command learns from and how, every field by its name."""
+    words = shlex.split(made_by)
+    sets = [value for option, value in pairwise(words) if option == "--set"]
+    cfg = load_config(drafters.ROOT / words[words.index("--config") + 1], sets)
+    parts = (cfg.data, cfg.drafter, cfg.objective, cfg.schedule)
+    found = {name: value for part in parts for name, value in part.model_dump().items()}
+    return {"data_seed": cfg.data.seed, **found}
+
+
+@pytest.mark.parametrize("label", drafters.ABLATIONS)
+def test_an_ablation_changes_one_thing(label: str) -> None:
+    plan = load_plan(drafters.ROOT / "configs" / "eval" / "traces.yaml").drafters
+    base, other = _facts(plan["ablation-base"].made_by), _facts(plan[f"ablation-{label}"].made_by)
+    shared = base.keys() & other.keys() - _NOT_LEARNT
+    changed = {name for name in shared if base[name] != other[name]}
+    assert changed == CHANGES.get(label, {label.split("-")[0]})
+    if label.split("-")[0] in ("gamma", "layers", "rank"):
+        assert str(max(other[name] for name in changed)) == label.split("-")[1]  # type: ignore[type-var]

@@ -14,6 +14,7 @@ from typing import Any
 from sglang_dspark.common.atomic_write import replace_text
 from sglang_dspark.common.files import load_json, load_yaml, reading
 from sglang_dspark.errors import DSparkError
+from sglang_dspark.evaluation.analyses.traffic import SETTLING, VARIANTS, WINDOWS
 from tools.docs.sweep import rewritten, wrapped
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -61,6 +62,7 @@ STAGES = {
     "shifted": "with a shift a position",
     "followed": "with each request's own shift",
 }
+TABLES = {"drafters_traffic": "shipped", "drafters_traffic_from_math": "fitted on math"}
 
 
 def paper() -> list[str]:
@@ -162,6 +164,26 @@ def shipped() -> list[str]:
         *errors,
         "",
         *_sources(*files.values(), "drafters_reliability", "drafters_reliability_sampled"),
+    ]
+
+
+def traffic() -> list[str]:
+    """Tabulate confidence when requests change from math to chat, by where the table comes from."""
+    rows = []
+    for file, fitted in TABLES.items():
+        metrics = _metrics(file)
+        for variant, name in VARIANTS.items():
+            windows = metrics["windows"][variant]
+            errors = " | ".join(f"{100 * windows[each]['ece']:.1f}%" for each in WINDOWS)
+            rows.append(
+                f"| {fitted}, {name} | {errors} | {_percent(windows['after']['over_fixed'])} |"
+            )
+    return [
+        f"| table, use | ECE: math | chat, {SETTLING} steps | chat, later | tokens/s, later |",
+        "|---|---|---|---|---|",
+        *rows,
+        "",
+        *_sources(*TABLES),
     ]
 
 
@@ -278,6 +300,7 @@ BLOCKS: Mapping[str, Callable[[], Sequence[str]]] = {
     "ablations": ablations,
     "positions": positions,
     "shipped": shipped,
+    "traffic": traffic,
 }
 
 

@@ -43,9 +43,9 @@ SETTLING = 30  # steps of the batch that count as the start of the traffic, and 
 BINS = 10
 WINDOWS = ("before", "change", "after")
 VARIANTS = {
-    "fixed": "the table as fitted",
+    "fixed": "as fitted",
     "online": "learned online",
-    "served": "learned online, each request's own shift",
+    "served": "online, with own shifts",
 }
 
 
