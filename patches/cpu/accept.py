@@ -25,7 +25,7 @@ SEAMS.set(
     f"{_DFLASH}.tree_speculative_sampling_target_only",
     expected_repr="None",
     why="upstream has no operator for a CPU here, so sampling with DFLASH fails",
-)(verify_ops.tree_speculative_sampling_target_only)
+)(verify_ops.chain_speculative_sampling_target_only)
 SEAMS.set(
     "cpu-dflash-sampling",
     f"{_DFLASH}._DFLASH_SAMPLING_VERIFY_AVAILABLE",

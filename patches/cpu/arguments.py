@@ -17,7 +17,7 @@ from typing import Any
 
 from sglang_dspark.patches.seam import Seams
 from sglang_dspark.schedule import rehearsal
-from sglang_dspark.serving import on_demand, upstream
+from sglang_dspark.serving import on_demand, startup, upstream
 
 SEAMS = Seams(device="cpu")
 
@@ -64,10 +64,39 @@ def _fill_slots_at_once(server_args: Any) -> None:
         upstream.declare_resolution(server_args, "sglang-dspark", min_free_slots_delay=1)
 
 
+@SEAMS.around(
+    "cpu-eagle-chains",
+    "sglang.srt.arg_groups.speculative_hook._auto_choose_speculative_params",
+    why="without parameters upstream drafts trees for Llama, and a CPU verifies chains",
+)
+def choose_chain(
+    original: Callable[..., tuple[int, int, int]], server_args: Any, model_arch: str
+) -> tuple[int, int, int]:
+    """AROUND hook: return steps, topk 1 and drafted tokens, as many steps as upstream chooses."""
+    steps = original(server_args, model_arch)[0]
+    return steps, 1, steps + 1
+
+
 @SEAMS.replace(
     "cpu-spec-overlap",
     "sglang.srt.arg_groups.speculative_hook._disable_overlap_schedule_for_cpu",
     why="upstream turns the overlap schedule off for EAGLE and NGRAM on a CPU",
 )
 def keep_overlap(server_args: Any) -> None:
-    """REPLACE hook: keep the overlap schedule, as our operators follow the relay's order."""
+    """REPLACE hook: keep the overlap schedule, as our operators follow the relay's order.
+
+    Stops the server for drafts that no operator verifies here.
+    """
+    asked = upstream.resolving_view(server_args)
+    if asked.speculative_algorithm == "NGRAM":
+        startup.stop(
+            "--speculative-algorithm NGRAM: its operators have no CPU form; use DSPARK, EAGLE or "
+            "EAGLE3, or leave it out"
+        )
+    for name in ("eagle_topk", "accept_threshold_single", "accept_threshold_acc"):
+        value = getattr(asked, f"speculative_{name}")
+        if value not in (None, 1):
+            startup.stop(
+                f"--speculative-{name.replace('_', '-')} {value}: a CPU verifies chains of drafts "
+                "by the target's distribution alone; set it to 1 or leave it out"
+            )

@@ -3,8 +3,7 @@
 Upstream: sglang/srt/models/llama_eagle.py (`LlamaModel.forward`),
 sglang/srt/speculative/eagle_worker_v2.py (`EagleDraftWorker.draft`, `_draft_extend_for_decode`) and
 eagle_utils.py (`eagle_sample`). DSPARK is compared with MTP-1, so both get the same fast paths on a
-CPU. Sampled drafts are accepted by our rule (backends/cpu/verify_ops.py), trees and greedy chains
-with a grammar or penalties by upstream's.
+CPU. Drafts are accepted by our rules (backends/cpu/verify_ops.py, greedy_ops.py).
 """
 
 from __future__ import annotations
@@ -103,25 +102,18 @@ def accept_drafts(
 
     Upstream's takes every request as greedy on a CPU, and watermarks on a GPU only.
     """
+    if batch.forward_mode.is_idle():
+        return original(verify_input, batch, logits_output, grammar_mask, *unused, **watermark)
     from sglang_dspark.backends.cpu import verify_ops
     from sglang_dspark.backends.cpu.greedy_ops import verify_chains
 
     logits, info = logits_output.next_token_logits, batch.sampling_info
-    if not (batch.forward_mode.is_idle() or info.is_all_greedy or upstream.SIMULATE_ACC_LEN > 0):
-        _adjust(logits, info, verify_input.draft_token_num, grammar_mask)
+    _adjust(logits, info, verify_input.draft_token_num, grammar_mask)
+    if not info.is_all_greedy:
         return _of_rank_0(verify_ops.sample_windows(verify_input, info, logits))
-    if (
-        grammar_mask is None
-        and verify_input.tree_topk == 1
-        and verify_input.max_tree_depth == verify_input.draft_token_num
-        and _plainly_greedy(batch)
-        and _plain_logits(logits)
-    ):
-        window = verify_input.draft_token.view(-1, verify_input.draft_token_num)
-        if logits.shape[0] == window.numel():
-            predicted, index, lens = verify_chains(window.to(torch.int64), logits)
-            return predicted, lens, index
-    return original(verify_input, batch, logits_output, grammar_mask, *unused, **watermark)
+    window = verify_input.draft_token.view(-1, verify_input.draft_token_num)
+    predicted, index, lens = verify_chains(window.to(torch.int64), logits.float().contiguous())
+    return predicted, lens, index
 
 
 def _adjust(logits: Tensor, info: Any, n: int, grammar_mask: Any) -> None:
@@ -241,21 +233,6 @@ def _plain_chain(worker: Any, batch: Any) -> bool:
         and runner.canary_manager is None
         and not runner.kv_index_translator.is_translating
         and upstream.get_parallel().pp_size == 1
-        and upstream.get_parallel().tp_size == 1
-    )
-
-
-def _plainly_greedy(batch: Any) -> bool:
-    """Return whether the batch takes the target's most likely tokens, unchanged."""
-    sampling = batch.sampling_info
-    return (
-        not batch.forward_mode.is_idle()
-        and sampling.is_all_greedy
-        and sampling.acc_additive_penalties is None
-        and sampling.acc_scaling_penalties is None
-        and sampling.logit_bias is None
-        and upstream.SIMULATE_ACC_LEN <= 0
-        and not upstream.envs.SGLANG_SANITIZE_NAN_LOGITS.get()
         and upstream.get_parallel().tp_size == 1
     )
 

@@ -137,7 +137,12 @@ CASES = (
     Case("EAGLE3", False, f"{STARTS}--speculative-algorithm is EAGLE3", drafter="",
          more="--speculative-algorithm EAGLE3 --speculative-draft-model-path FOLDER/mtp "
          "--speculative-num-steps 3 --speculative-eagle-topk 1 --speculative-num-draft-tokens 4"),
-    Case("n-grams", False, f"{STARTS}--speculative-algorithm is NGRAM", drafter="",
+    Case("EAGLE without parameters", False, f"{STARTS}--speculative-algorithm is EAGLE", drafter="",
+         more="--speculative-algorithm EAGLE --speculative-draft-model-path FOLDER/mtp"),
+    Case("trees", False, f"{NOT}--speculative-eagle-topk 4: a CPU verifies chains", drafter="",
+         more="--speculative-algorithm EAGLE --speculative-draft-model-path FOLDER/mtp "
+         "--speculative-num-steps 3 --speculative-eagle-topk 4 --speculative-num-draft-tokens 8"),
+    Case("n-grams", False, f"{NOT}--speculative-algorithm NGRAM: its operators", drafter="",
          more="--speculative-algorithm NGRAM"),
     Case("switched off", False, f"{STARTS}sglang-dspark is switched off: DSPARK_DISABLE",
          environment={"DSPARK_DISABLE": "1"}),
@@ -352,7 +357,7 @@ def test_a_process_that_reported_ends_without_cleanup(
 def test_the_command_ends_with_its_output_written(folder: Path) -> None:
     """The process ends without freeing its modules: through a pipe nothing may be lost."""
     line = CASES[0].arguments(folder)
-    for named, status in ((line, 0), (line.replace("DSPARK", "NGRAM"), 1)):
+    for named, status in ((line, 0), (line.replace("DSPARK", "STANDALONE"), 1)):
         done = subprocess.run(
             [sys.executable, "-m", "sglang_dspark.cli.main", "doctor", "--serve", named],
             capture_output=True,

@@ -4,10 +4,9 @@ Implements sglang/srt/layers/attention/base_attn_backend.py. paged_attention.py 
 caches by csrc/attention.cpp, other types and capped scores by torch. The plan is made once a step,
 the layers only look it up.
 
-EAGLE's drafting steps beyond the first (chains and trees of topk branches) adapt the multi-step
-draft backends of sglang/srt/layers/attention: a container with one backend for each step. Branch t
-of request r keeps its drafts in the slots seq_len + t * steps onwards of the request's row; a table
-per branch lets the ordinary kernel read them.
+EAGLE's drafting steps beyond the first adapt the multi-step draft backends of
+sglang/srt/layers/attention: a container with one backend for each step. Request r keeps its drafts
+in the slots seq_len onwards of its row.
 """
 
 from __future__ import annotations
@@ -153,6 +152,7 @@ class DsparkCpuMultiStepDraftBackend:
     """`attn_backends[s]` serves step s; the last of `speculative_num_steps` needs no pass."""
 
     def __init__(self, runner: Any, topk: int, speculative_num_steps: int):
+        assert topk == 1, "patches/cpu/arguments.py refuses wider trees"
         self.topk = topk
         self.speculative_num_steps = speculative_num_steps
         self.attn_backends = [
@@ -160,25 +160,13 @@ class DsparkCpuMultiStepDraftBackend:
         ]
 
     def init_forward_metadata(self, forward_batch: Any) -> None:
-        """seq_lens [R] count the tokens before the first draft; branches are R * topk queries.
-
-        The slots of a branch by position are the request's own, then those of the branch's drafts.
-        """
+        """Plan every step; seq_lens [R] count the tokens before the first draft."""
         table = self.attn_backends[0].req_to_token_pool.req_to_token
         lens = forward_batch.seq_lens.to(torch.int64)
-        steps = self.speculative_num_steps
-        width = int(lens.max()) + steps if lens.numel() else steps
-        position = torch.arange(width)[None, None, :]  # [1, 1, width]
-        branch = torch.arange(self.topk)[None, :, None]  # [1, topk, 1]
-        moved = position + branch * steps
-        source = torch.where(position < lens[:, None, None], position, moved)
-        source = source.clamp(max=table.shape[1] - 1)
-        rows = forward_batch.req_pool_indices.to(torch.int64)[:, None, None]
-        slots = table[rows, source].reshape(-1, width)  # [R * topk, max seq_len + steps]
-        queries = lens.repeat_interleave(self.topk)
         for step, backend in enumerate(self.attn_backends):
-            ones = torch.ones_like(queries)
-            backend.plan = make_plan(slots, torch.arange(len(slots)), ones, queries + step + 1)
+            backend.plan = make_plan(
+                table, forward_batch.req_pool_indices, torch.ones_like(lens), lens + step + 1
+            )
 
 
 @contextmanager

@@ -35,8 +35,6 @@ class PlanAddresses(ctypes.Structure):
         ("columns", ctypes.c_int64),
         ("requests", ctypes.c_void_p),
         ("count", ctypes.c_int64),
-        ("trees", ctypes.c_void_p),
-        ("nodes", ctypes.c_int64),
     )
 
 
@@ -47,13 +45,10 @@ class AttentionPlan:
     table: [rows, context] int32 cache slots by position. requests: [R, 4] with the request's row
     of the table, its first query token, its number of query tokens, and the cached tokens it ends
     with (its query tokens included, also those of a bidirectional block).
-    trees: [R, n, n] bool, which of the last n cached tokens each of n query tokens sees; empty for
-    chains.
     """
 
     table: NDArray[np.int32]
     requests: Index
-    trees: NDArray[np.bool_]
     _masks: dict[tuple[int, bool, int, torch.dtype], Tensor | None] = field(
         default_factory=dict, repr=False, compare=False
     )
@@ -88,8 +83,7 @@ class AttentionPlan:
         """Return the plan for the kernel, valid as long as the plan.
 
         Raises TypeError for arrays of other types or strides."""
-        arrays = (self.table, np.int32), (self.requests, np.int64), (self.trees, np.bool_)
-        for array, dtype in arrays:
+        for array, dtype in ((self.table, np.int32), (self.requests, np.int64)):
             if array.dtype != dtype or not array.flags.c_contiguous:
                 raise TypeError(f"a plan of {array.dtype}, which is not contiguous {dtype}")
         return PlanAddresses(
@@ -97,8 +91,6 @@ class AttentionPlan:
             self.table.shape[1],
             self.requests.ctypes.data,
             len(self.requests),
-            self.trees.ctypes.data,
-            self.trees.shape[-1],
         )
 
     @cached_property
@@ -116,9 +108,8 @@ class AttentionPlan:
         """
         key = (r, causal, window, dtype)
         if key not in self._masks:
-            tree = torch.from_numpy(self.trees[r]) if self.trees.size else None
             queries, cached = int(self.requests[r, QUERIES]), int(self.requests[r, CACHED])
-            seen = visibility(queries, cached, causal, window, tree)
+            seen = visibility(queries, cached, causal, window)
             self._masks[key] = None
             if seen is not None:
                 zeros = torch.zeros(queries, cached, dtype=dtype)
@@ -126,13 +117,7 @@ class AttentionPlan:
         return self._masks[key]
 
 
-def make_plan(
-    table: Tensor,
-    req_rows: Tensor,
-    query_lens: Any,
-    kv_lens: Any,
-    tree: Tensor | None = None,
-) -> AttentionPlan:
+def make_plan(table: Tensor, req_rows: Tensor, query_lens: Any, kv_lens: Any) -> AttentionPlan:
     """Make a plan from tensors or sequences of lengths [R]; queries are in request order."""
     queries = np.asarray(query_lens, dtype=np.int64)
     requests = np.empty((queries.size, 4), np.int64)
@@ -140,8 +125,7 @@ def make_plan(
     requests[:, FIRST] = np.cumsum(queries) - queries
     requests[:, QUERIES] = queries
     requests[:, CACHED] = np.asarray(kv_lens, dtype=np.int64)
-    trees = np.empty((0, 0, 0), np.bool_) if tree is None else tree.contiguous().numpy()
-    return AttentionPlan(table=table.numpy(), requests=requests, trees=trees)
+    return AttentionPlan(table=table.numpy(), requests=requests)
 
 
 def plan_of_batch(forward_batch: Any, table: Tensor) -> AttentionPlan:
@@ -152,7 +136,6 @@ def plan_of_batch(forward_batch: Any, table: Tensor) -> AttentionPlan:
     """
     mode = forward_batch.forward_mode
     lens = forward_batch.seq_lens.numpy().astype(np.int64)
-    tree = None
     if mode.is_decode_or_idle():
         queries = np.ones_like(lens)
     elif mode.is_target_verify():
@@ -161,10 +144,9 @@ def plan_of_batch(forward_batch: Any, table: Tensor) -> AttentionPlan:
         windows = spec.draft_token_num if layout is None else layout.verify_lens
         queries = np.broadcast_to(np.asarray(windows, dtype=np.int64), lens.shape)
         lens = lens + queries
-        tree = _tree_mask(spec, lens.size)
     else:
         queries = np.asarray(forward_batch.extend_seq_lens, dtype=np.int64)
-    return make_plan(table, forward_batch.req_pool_indices, queries, lens, tree)
+    return make_plan(table, forward_batch.req_pool_indices, queries, lens)
 
 
 def consecutive(slots: Tensor) -> Tensor | slice:
@@ -176,36 +158,21 @@ def consecutive(slots: Tensor) -> Tensor | slice:
     return slots
 
 
-def visibility(
-    count: int, total: int, causal: bool, window: int, tree: Tensor | None = None
-) -> Tensor | None:
+def visibility(count: int, total: int, causal: bool, window: int) -> Tensor | None:
     """Mark the positions that the last `count` of `total` see: [count, total] bool, None for all.
 
-    window: positions behind its own that a query sees; negative for all. tree: [count, count] bool
-    among the last `count` positions.
+    window: positions behind its own that a query sees; negative for all.
     """
-    if tree is None and window < 0 and (not causal or count == 1):
+    if window < 0 and (not causal or count == 1):
         return None
     key = torch.arange(total)[None, :]
     query = torch.arange(total - count, total)[:, None]
     seen = torch.ones(count, total, dtype=torch.bool)
-    if tree is not None:
-        seen[:, total - count :] = tree
-    elif causal:
+    if causal:
         seen &= key <= query
     if window >= 0:
         seen &= key >= query - window
     return seen
-
-
-def _tree_mask(spec_info: Any, rows: int) -> Tensor | None:
-    """EAGLE's [R, n, n] mask where the draft is wider than a chain (topk > 1)."""
-    if getattr(spec_info, "tree_topk", None) in (None, 1):
-        return None
-    mask, n = spec_info.custom_mask, int(spec_info.draft_token_num)
-    if mask is None or mask.numel() == 0:
-        return None
-    return mask.reshape(-1)[: rows * n * n].view(rows, n, n).bool()
 
 
 def narrowed(plan: AttentionPlan, window: int) -> AttentionPlan:

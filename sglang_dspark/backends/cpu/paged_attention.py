@@ -164,7 +164,7 @@ def attend_by_torch(
         k = keys[slots].to(queries.dtype).transpose(0, 1)  # [Hkv, L, D]
         v = values[slots].to(queries.dtype).transpose(0, 1)  # [Hkv, L, Dv]
         q = queries[first : first + count].transpose(0, 1)  # [H, n, D]
-        square = causal and window < 0 and plan.trees.size == 0 and count == cached
+        square = causal and window < 0 and count == cached
         if layer.logit_cap:
             mask = plan.mask(r, causal, window, queries.dtype)
             mixed = _capped_attention(q, k, v, mask, layer.scaling, layer.logit_cap)

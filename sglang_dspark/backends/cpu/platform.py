@@ -25,7 +25,7 @@ from sglang_dspark.serving import upstream
 from sglang_dspark.serving.config import current_config
 
 logger = logging.getLogger(__name__)
-ALGORITHMS = frozenset({"DSPARK", "DFLASH", "EAGLE", "EAGLE3", "STANDALONE", "NGRAM"})
+ALGORITHMS = frozenset({"DSPARK", "DFLASH", "EAGLE", "EAGLE3", "STANDALONE"})
 
 
 class DsparkCpuPlatform(upstream.CpuDeviceMixin, upstream.SRTPlatform):

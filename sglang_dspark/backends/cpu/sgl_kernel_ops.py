@@ -2,18 +2,15 @@
 
 Upstream call sites: sglang/kernels/ops/kvcache/cache_move.py, kernels/ops/speculative/
 {cache_locs,eagle,multi_layer_eagle,spec_tree}.py, srt/mem_cache/allocation.py. Names, argument
-order and in-place results are theirs. R requests, n tokens in a draft tree.
-
-Draft trees of EAGLE: a chain (topk 1, as in MTP-1) has a vectorised path; wider trees are walked
-request by request. The drafting steps propose candidates numbered 0..topk-1 in the first step and
-topk + topk**2 * s onwards in later ones; `selected_index` [R, n - 1] names those kept,
-`parent_list` the candidate that each group of topk continues.
+order and in-place results are theirs. R requests, n tokens in a drafted chain (EAGLE with topk 1,
+as in MTP-1).
 """
 
 from __future__ import annotations
 
 import ctypes
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import torch
@@ -146,8 +143,7 @@ def rotate_input_ids_cpu(
     input_ids[last[live]] = topk_index.reshape(-1)[: lens.numel()][live].to(input_ids.dtype)
 
 
-FULL_MASK = 0
-QLEN_ONLY = 1
+QLEN_ONLY = 1  # the mask of a request's own tokens; SGLang's default on a CPU
 
 
 def build_tree_kernel_efficient_cpu(
@@ -164,129 +160,32 @@ def build_tree_kernel_efficient_cpu(
     draft_token_num: int,
     tree_mask_mode: int,
 ) -> None:
-    """Fill mask, positions and the links of R trees of n tokens, node 0 being the root.
+    """Fill mask, positions and the links of R chains of n tokens, node 0 being the root.
 
-    verified_seq_len: [R] tokens before the root. tree_mask: bool; mode 0 holds [n, len_r + n] per
-    request, with the first len_r columns preset by the caller, mode 1 holds [n, n]. positions:
-    [R * n]. retrieve_index: [R, n] flat node numbers. retrieve_next_token / _next_sibling: [R, n]
-    first child and next sibling of each node, -1 for none.
-    Raises NotImplementedError for a bit-packed mask.
+    verified_seq_len: [R] tokens before the root. tree_mask: bool, [n, n] a request. positions: [R *
+    n]. retrieve_index: [R, n] flat node numbers. retrieve_next_token: [R, n] the node after each,
+    -1 for none. Raises NotImplementedError for another mask; wider trees are refused at the start
+    (patches/cpu/arguments.py).
     """
-    if int(tree_mask_mode) not in (FULL_MASK, QLEN_ONLY):
+    if int(tree_mask_mode) != QLEN_ONLY:
         raise NotImplementedError(f"tree mask mode {int(tree_mask_mode)} has no CPU form")
     rows, n = verified_seq_len.numel(), int(draft_token_num)
-    if int(topk) == 1:
-        trees = [_chain(n)]  # the same for every request: broadcast below
-    else:
-        both = (each.reshape(rows, -1).tolist() for each in (selected_index, parent_list))
-        trees = [_tree(s, p, int(topk), n) for s, p in zip(*both, strict=True)]
-    depths, children, siblings, seen = (torch.stack(each) for each in zip(*trees, strict=True))
-    positions.view(rows, n).copy_(verified_seq_len[:, None] + depths)  # [R, n], or [1, n]: chains
+    following, visible = _chain(n)
+    positions.view(rows, n).copy_(verified_seq_len[:, None] + torch.arange(n))
     retrieve_index.view(rows, n).copy_(torch.arange(rows * n).view(rows, n))
-    retrieve_next_token.view(rows, n).copy_(children)
-    retrieve_next_sibling.view(rows, n).copy_(siblings)
-    visible = seen.expand(rows, n, n)
-    if int(tree_mask_mode) == QLEN_ONLY:
-        tree_mask.view(-1)[: rows * n * n].view(rows, n, n).copy_(visible)
-    else:
-        _fill_full_mask(tree_mask.view(-1), visible, verified_seq_len.tolist())
-
-
-def _fill_full_mask(mask: Tensor, visible: Tensor, lengths: list[int]) -> None:
-    """The last n columns of each request's block [n, len_r + n]; visible: [R, n, n]."""
-    n, offset = visible.shape[1], 0
-    for r, length in enumerate(lengths):
-        block = mask[offset : offset + n * (length + n)].view(n, length + n)
-        block[:, length:] = visible[r]
-        offset += n * (length + n)
-
-
-def verify_tree_greedy_cpu(
-    predicts: Tensor,
-    accept_index: Tensor,
-    accept_token_num: Tensor,
-    candidates: Tensor,
-    retrive_index: Tensor,
-    retrive_next_token: Tensor,
-    retrive_next_sibling: Tensor,
-    target_predict: Tensor,
-) -> None:
-    """Follow the child that equals the target's argmax as deep as it goes.
-
-    predicts: [R * n] argmax written at accepted nodes. accept_index: [R, depth] flat node numbers,
-    entries behind the last accepted one stay. accept_token_num: [R] accepted drafts.
-    candidates: [R, n] tokens of the nodes. target_predict: [R, n] argmax after each node.
-    """
-    rows, depth = accept_index.shape
-    flat_predict = target_predict.reshape(-1).to(torch.int64)
-    tokens, child, sibling = (
-        t.to(torch.int64) for t in (candidates, retrive_next_token, retrive_next_sibling)
-    )
-    row = torch.arange(rows)
-    node = torch.zeros(rows, dtype=torch.int64)
-    last = retrive_index[:, 0].to(torch.int64)  # [R] flat number of the last accepted node
-    accepted = torch.zeros(rows, dtype=torch.int64)
-    running = torch.ones(rows, dtype=torch.bool)
-    accept_index[:, 0] = last.to(accept_index.dtype)
-    for step in range(1, depth):
-        choice = flat_predict[last]
-        node = _sibling_with(choice, child[row, node], tokens, sibling, running)
-        running &= node >= 0
-        if not bool(running.any()):
-            break
-        node = node.clamp_min(0)
-        predicts[last[running]] = choice[running].to(predicts.dtype)
-        last = torch.where(running, retrive_index[row, node].to(torch.int64), last)
-        accept_index[running, step] = last[running].to(accept_index.dtype)
-        accepted += running
-    accept_token_num.copy_(accepted)
-    predicts[last] = flat_predict[last].to(predicts.dtype)
-
-
-def _sibling_with(
-    choice: Tensor, node: Tensor, tokens: Tensor, sibling: Tensor, running: Tensor
-) -> Tensor:
-    """[R] the node or the sibling behind it whose token is the choice, -1 for none.
-
-    choice: [R] tokens. node: [R] first children. tokens, sibling: [R, n]. Rows that are not
-    running stay as they are.
-    """
-    row = torch.arange(len(node))
-    while True:
-        wrong = running & (node >= 0) & (tokens[row, node.clamp_min(0)] != choice)
-        if not bool(wrong.any()):
-            return node
-        node = torch.where(wrong, sibling[row, node.clamp_min(0)], node)
-
-
-# Of a tree: depth [n], first child [n], next sibling [n], visible [n, n] (ancestor or self).
-_Links = tuple[Tensor, Tensor, Tensor, Tensor]
+    retrieve_next_token.view(rows, n).copy_(following)
+    retrieve_next_sibling.fill_(-1)
+    tree_mask.view(-1)[: rows * n * n].view(rows, n, n).copy_(visible)
 
 
 @lru_cache(maxsize=32)
-def _chain(n: int) -> _Links:
+def _chain(n: int) -> tuple[Tensor, Tensor]:
+    """Return the node after each [n], and which nodes each sees [n, n]."""
     following = torch.arange(1, n + 1)
     following[-1] = -1
-    visible = torch.ones(n, n, dtype=torch.bool).tril()
-    return torch.arange(n), following, torch.full((n,), -1), visible
+    return following, torch.ones(n, n, dtype=torch.bool).tril()
 
 
-def _tree(selected: list[int], parent_list: list[int], topk: int, n: int) -> _Links:
-    """Links of the tree over the root and the n - 1 candidates in `selected`."""
-    node_of = {candidate: i + 1 for i, candidate in enumerate(selected)}
-    parents: list[int | None] = [None]
-    for candidate in selected:
-        group = candidate // topk
-        parents.append(0 if group == 0 else node_of.get(parent_list[group]))
-    child, sibling = [-1] * n, [-1] * n
-    for node in range(n - 1, 0, -1):  # backwards, so that the first child comes out in front
-        parent = parents[node]
-        if parent is not None:
-            sibling[node], child[parent] = child[parent], node
-    visible = torch.eye(n, dtype=torch.bool)
-    visible[:, 0] = True
-    for node in range(1, n):
-        parent = parents[node]
-        if parent is not None:
-            visible[node] |= visible[parent]
-    return visible.sum(1) - 1, torch.tensor(child), torch.tensor(sibling), visible
+def verify_tree_greedy_cpu(*unused: Any, **named: Any) -> None:
+    """Only to be imported: patches/cpu/mtp.py accepts chains. Raises NotImplementedError."""
+    raise NotImplementedError("sglang-dspark verifies no draft trees on a CPU")

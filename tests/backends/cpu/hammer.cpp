@@ -75,9 +75,9 @@ std::vector<float> numbers(int64_t count, int seed) {
   return found;
 }
 
-// Run three layers over two requests; odd heads, windows or a tree. All memory is as large as
-// needed and no larger.
-std::vector<float> layers(decltype(&NAMED(layers)) all, Matmul matmul, int64_t threads, bool tree) {
+// Run three layers over two requests; odd heads and windows. All memory is as large as needed
+// and no larger.
+std::vector<float> layers(decltype(&NAMED(layers)) all, Matmul matmul, int64_t threads) {
   const int64_t d = 48, heads = 4, kv_heads = 2, width = 24, f = 32, rotary = 10, slots = 700;
   const int64_t qkv = (heads + 2 * kv_heads) * width, lens[] = {5, 40}, n = 45, cached = 300;
   const std::vector<float> w = numbers(qkv * d + d * heads * width + 3 * f * d, 1);
@@ -104,10 +104,7 @@ std::vector<float> layers(decltype(&NAMED(layers)) all, Matmul matmul, int64_t t
       places.push_back(table[r * cached + i]);
     }
   }
-  bool seen[2 * 5 * 5];
-  for (int i = 0; i < 50; ++i) seen[i] = i % 5 == i / 5 % 5 || i % 3 == 0;
-  if (tree) requests[6] = 5; // 35 rows have no request
-  const Plan plan = {table.data(), cached, requests.data(), 2, seen, tree ? 5 : 0};
+  const Plan plan = {table.data(), cached, requests.data(), 2};
   const std::vector<float> hidden = numbers(n * d, 6);
   std::vector<float> scratch(n * (4 * d + 2 * (heads + kv_heads) * width + 3 * f));
   std::vector<float> normed(n * d), capture(n * d);
@@ -121,17 +118,15 @@ std::vector<float> layers(decltype(&NAMED(layers)) all, Matmul matmul, int64_t t
 }
 
 bool operators(int32_t processor) {
-  for (bool tree : {false, true}) {
-    const Matmul first = dspark_matmul(processor & 1, kFloat32, 1);
-    if (first == nullptr) return true;
-    const std::vector<float> one = layers(NAMED(layers), first, 1, tree);
-    if (one.empty() || layers(NAMED(layers), first, 3, tree) != one) return false;
+  const Matmul first = dspark_matmul(processor & 1, kFloat32, 1);
+  if (first == nullptr) return true;
+  const std::vector<float> one = layers(NAMED(layers), first, 1);
+  if (one.empty() || layers(NAMED(layers), first, 3) != one) return false;
 #ifdef __x86_64__
-    if (!(processor & 2)) continue;
-    const Matmul wide = dspark_matmul(processor & 3, kFloat32, 1);
-    if (layers(dspark_layers_avx512, wide, 3, tree) != one) return false;
+  if (!(processor & 2)) return true;
+  const Matmul wide = dspark_matmul(processor & 3, kFloat32, 1);
+  if (layers(dspark_layers_avx512, wide, 3) != one) return false;
 #endif
-  }
   return true;
 }
 

@@ -88,3 +88,31 @@ def test_tokens_rotate_left_within_each_request(selected: bool) -> None:
         expected[int(positions[r]) if positions is not None else s + n - 1] = new[r, 0]
     ops.rotate_input_ids_cpu(ids, start, lens, new, positions)
     assert ids.tolist() == expected.tolist()
+
+
+def chains(lens: list[int], n: int, mode: int) -> tuple[torch.Tensor, ...]:
+    """Mask, positions, index, next and sibling of chains of n tokens."""
+    rows = len(lens)
+    mask = torch.zeros(rows * n * n, dtype=torch.bool)
+    found = mask, torch.empty(rows * n, dtype=torch.int64), *torch.full((3, rows, n), -9).unbind()
+    none = torch.empty(rows, 0, dtype=torch.int64)
+    drafts = torch.arange(n - 1).expand(rows, -1)
+    ops.build_tree_kernel_efficient_cpu(none, drafts, torch.tensor(lens), *found, 1, n, n, mode)
+    return found
+
+
+@pytest.mark.parametrize("n", [1, 2, 6])
+def test_chain_layout(n: int) -> None:
+    lens = [4, 1]
+    mask, positions, index, following, sibling = chains(lens, n, ops.QLEN_ONLY)
+    assert positions.tolist() == [x + i for x in lens for i in range(n)]
+    assert index.tolist() == [list(range(n)), list(range(n, 2 * n))]
+    assert following.tolist() == [[*range(1, n), -1]] * 2
+    assert sibling.tolist() == [[-1] * n] * 2
+    assert torch.equal(mask.view(2, n, n), torch.ones(2, n, n, dtype=torch.bool).tril())
+
+
+@pytest.mark.parametrize("mode", [0, 2])
+def test_other_masks_are_refused(mode: int) -> None:
+    with pytest.raises(NotImplementedError, match=f"mask mode {mode}"):
+        chains([3], 2, mode)

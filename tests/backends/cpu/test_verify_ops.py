@@ -38,14 +38,11 @@ def verified(
     rows: int, n: int, target: Tensor, candidates: Tensor, draft_probs: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """EAGLE's chains [rows, n] with --speculative-use-rejection-sampling."""
-    _, _, _, flat, following, sibling = chain_buffers(rows, n)
+    flat = chain_buffers(rows, n)[3]
     verify_input = SimpleNamespace(
         draft_token_num=n,
         draft_token=candidates.flatten(),
         retrieve_index=flat,
-        retrieve_next_token=following,
-        retrieve_next_sibling=sibling,
-        max_tree_depth=n,
         draft_probs=draft_probs,
     )
     info = settings(torch.ones(rows))
@@ -54,11 +51,7 @@ def verified(
 
 @pytest.fixture(params=[True, False], ids=["rejection", "target only"])
 def rule(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    spec = SimpleNamespace(
-        speculative_use_rejection_sampling=request.param,
-        speculative_accept_threshold_single=1.0,
-        speculative_accept_threshold_acc=1.0,
-    )
+    spec = SimpleNamespace(speculative_use_rejection_sampling=request.param)
     monkeypatch.setitem(vars(verify_ops.upstream), "get_spec", lambda: spec)
 
 
@@ -108,33 +101,25 @@ def test_the_first_token_of_a_chain_follows_the_target() -> None:
 
 
 @pytest.mark.parametrize("greedy_like", [False, True])
-def test_tree_rule_keeps_the_targets_distribution(greedy_like: bool) -> None:
-    """First token of a tree whose root has two children, 12,000 times, against the target."""
+def test_dflash_keeps_the_targets_distribution(greedy_like: bool) -> None:
+    """First two tokens of 20,000 chains against the target's distribution."""
     torch.manual_seed(1)
-    trials, n = 12_000, 3
-    probs = random_probs(1, n)[0] if not greedy_like else torch.eye(VOCAB)[[2, 0, 1]]
-    predicts = torch.empty(n, dtype=torch.int32)
-    candidates = torch.tensor([[4, 2, 1]])
-    child, sibling = torch.tensor([[1, -1, -1]]), torch.tensor([[-1, 2, -1]])
-    seen = torch.zeros(VOCAB)
-    for coins, last in zip(torch.rand(trials, 1, n), torch.rand(trials, 1), strict=True):
-        verify_ops.tree_speculative_sampling_target_only(
-            predicts, torch.full((1, 2), -1), torch.empty(1), candidates,
-            torch.arange(n)[None], child, sibling, coins, last,
-            probs[None], torch.zeros(1, n, VOCAB),
-        )  # fmt: skip
-        seen[int(predicts[0])] += 1
-    error = (probs[0] * (1 - probs[0]) / trials).sqrt()
-    assert bool(((seen / trials - probs[0]).abs() <= 4.5 * error + 1e-9).all()), seen / trials
-
-
-def test_tree_rule_stops_at_the_depth_limit() -> None:
-    probs = torch.eye(VOCAB)[[1, 2, 3]][None]
-    predicts, index, count, flat, following, sibling = chain_buffers(1, 3)
-    verify_ops.tree_speculative_sampling_target_only(
-        predicts, index[:, :2], count, torch.tensor([[0, 1, 2]]), flat, following, sibling,
-        torch.rand(1, 3), torch.rand(1), probs, torch.zeros(1, 3, VOCAB),
+    rows, n = 20_000, 3
+    probs = random_probs(1, n)[0] if not greedy_like else torch.eye(VOCAB)[[4, 0, 1]]
+    candidates = torch.tensor([[3, 4, 2]]).expand(rows, n)
+    predicts, index, count, flat, following, sibling = chain_buffers(rows, n)
+    verify_ops.chain_speculative_sampling_target_only(
+        predicts, index, count, candidates, flat, following, sibling,
+        torch.rand(rows, n), torch.rand(rows), probs.expand(rows, n, VOCAB), torch.zeros(1),
     )  # fmt: skip
-    assert count.tolist() == [1]
-    assert index.tolist() == [[0, 1, -1]]
-    assert predicts.tolist() == [1, 2, -7]
+    tokens = predicts.view(rows, n)
+    reached = count > 0  # the second token follows the first draft
+    assert torch.equal(reached, tokens[:, 0] == candidates[:, 1])
+    for seen, expected in ((tokens[:, 0], probs[0]), (tokens[reached, 1], probs[1])):
+        share = torch.bincount(seen, minlength=VOCAB) / len(seen)
+        error = (expected * (1 - expected) / len(seen)).sqrt()
+        assert bool(((share - expected).abs() <= 4.5 * error + 1e-9).all()), share
+    for r in range(50):
+        length = int(count[r]) + 1
+        assert index[r].tolist() == [*range(r * n, r * n + length), *[-1] * (n - length)]
+        assert tokens[r, length:].tolist() == [-7] * (n - length), "nothing behind is written"

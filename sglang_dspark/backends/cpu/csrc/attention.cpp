@@ -43,8 +43,6 @@ struct Item {
   int64_t first, queries, cached; // as in Plan.requests
   int64_t start;                  // first position that is read
   const int32_t *slots;           // of positions start .. cached
-  const bool *tree;               // [nodes, nodes], or null
-  int64_t nodes;
   Heads q;
   float *out;
   float *scores; // [rows, padded]
@@ -140,12 +138,9 @@ void hide_range(float *scores, int64_t from, int64_t to) {
 void hide(const Item &item, int64_t i, float *scores) {
   const Attention &a = item.attention;
   const int64_t own = item.cached - item.queries - item.start; // the first query's position
-  const int64_t end = a.causal && item.tree == nullptr ? own + i + 1 : item.length();
+  const int64_t end = a.causal ? own + i + 1 : item.length();
   if (a.window >= 0) hide_range(scores, 0, own + i - a.window);
   hide_range(scores, end, item.padded);
-  for (int64_t j = 0; j < item.nodes; ++j) {
-    if (!item.tree[i * item.nodes + j]) scores[own + j] = -__builtin_inff();
-  }
 }
 
 // The largest score, ignoring NaN; n is a multiple of kTile.
@@ -197,10 +192,9 @@ void attend_item(const Item &item, float *totals) {
   }
 }
 
-// Blocks of the longest window; 1 where a query's place in the window matters: in trees, and in
-// bidirectional windows with a limit.
+// Blocks of the longest window; 1 where a query's place in it matters: bidirectional, with a limit.
 int64_t count_blocks(const Plan &plan, const Attention &attention) {
-  if (plan.nodes > 0 || (!attention.causal && attention.window >= 0)) return 1;
+  if (!attention.causal && attention.window >= 0) return 1;
   int64_t longest = 1;
   for (int64_t r = 0; r < plan.count; ++r) {
     const int64_t queries = plan.requests[r * kFields + kQueries];
@@ -225,8 +219,6 @@ Item item_of(const Job &job, int64_t number) {
   const int64_t seen = item.cached - item.queries - a.window;
   item.start = a.window >= 0 && seen > 0 ? seen / kTile * kTile : 0;
   item.slots = job.plan.table + request[kRow] * job.plan.columns + item.start;
-  item.nodes = job.plan.nodes;
-  item.tree = item.nodes > 0 ? job.plan.trees + r * item.nodes * item.nodes : nullptr;
   item.q = job.queries;
   item.out = job.out;
   item.padded = (item.length() + kTile - 1) / kTile * kTile;

@@ -8,8 +8,6 @@ struct Plan {
   int64_t columns;
   const int64_t *requests; // [R, 4]: row of the table, first query, queries, cached tokens
   int64_t count;           // R
-  const bool *trees;       // [R, nodes, nodes]: what a node sees of its request's last tokens
-  int64_t nodes;           // 0 for chains
 };
 
 // A layer's heads and cache; `Attention` of paged_attention.py mirrors the struct.
