@@ -13,7 +13,12 @@ from torch import Tensor
 
 from sglang_dspark.drafter.checkpoint import fill_drafter
 from sglang_dspark.drafter.config import DrafterConfig
-from sglang_dspark.drafter.heads import restrict_vocabulary
+from sglang_dspark.drafter.heads import (
+    GatedMarkovHead,
+    MarkovHead,
+    RNNHead,
+    restrict_vocabulary,
+)
 from sglang_dspark.drafter.model import DSparkDrafter
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.families.dspark.shape import DSparkShape, MoEShape
@@ -22,6 +27,8 @@ from sglang_dspark.families.learning.initial import (
     start_backbone,
     target_weights,
 )
+
+OPEN = 3.0  # a gate of 0.95, which still learns
 
 
 def drafter_config(shape: DSparkShape | MoEShape, target: Any) -> DrafterConfig:
@@ -105,8 +112,23 @@ def _start_markov(drafter: DSparkDrafter, pairs: Tensor, ids: Tensor | None) -> 
     head.markov_w2.weight.zero_()
     head.markov_w1.weight[:, :rank] = w1 * 0.5
     head.markov_w2.weight[:, :rank] = w2 * 0.5
+    _pass_through(head)
     if ids is not None:
         restrict_vocabulary(head, ids)
     if drafter.confidence_head is not None:
         drafter.confidence_head.proj.weight.zero_()
         drafter.confidence_head.proj.bias.zero_()
+
+
+def _pass_through(head: MarkovHead) -> None:
+    """Let a gated or recurrent head begin as the plain one: through random weights the bigrams are
+    lost, and 2,000 steps do not bring the first draft back (dev/LOG.md)."""
+    rank = head.markov_w1.weight.shape[1]
+    if isinstance(head, GatedMarkovHead):
+        head.gate_proj.weight.zero_()
+        head.gate_proj.bias.fill_(OPEN)
+    elif isinstance(head, RNNHead):
+        output = slice(2 * rank, 3 * rank)
+        head.joint_proj.weight[output] = 0.0
+        head.joint_proj.weight[output, rank : 2 * rank] = torch.eye(rank)  # of the token's row
+        head.joint_proj.bias[output] = 0.0
