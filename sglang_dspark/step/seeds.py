@@ -8,7 +8,7 @@ so a batch without any costs nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -34,10 +34,12 @@ class Seeds:
 
 @dataclass(frozen=True)
 class DraftSeeds:
-    """seeds: of a step that drafts. anchors: [R] int64, positions of its anchors."""
+    """seeds: of a step that drafts. anchors: [R] int64, positions of its anchors. waits: of
+    verify/seeded.py, or a faster one."""
 
     seeds: Seeds
     anchors: Tensor
+    waits: Callable[[Tensor, Tensor, Tensor], Tensor] = waits
 
     def drawn(
         self,
@@ -58,7 +60,7 @@ class DraftSeeds:
         parts = zip(self.seeds.rows.split(together), self.seeds.values.split(together), strict=True)
         for rows, values in parts:
             race = logits[rows].float() / temperatures[rows, None]
-            delays = waits(values, self.anchors[rows] + place, tokens)
+            delays = self.waits(values, self.anchors[rows] + place, tokens)
             choice = (race - delays.log()).argmax(-1)
             columns = columns.index_copy(0, rows, choice.to(columns.dtype))
         return columns

@@ -72,13 +72,15 @@ def test_drafts_are_the_same_however_many_rows_are_drawn_together(
 
     asked: list[int] = []
     monkeypatch.setattr(seeded, "_AT_ONCE", variates)
-    monkeypatch.setattr(
-        step_seeds, "waits", lambda *rows: (asked.append(len(rows[0])), seeded.waits(*rows))[1]
-    )
+
+    def waits(*rows: torch.Tensor) -> torch.Tensor:
+        asked.append(len(rows[0]))
+        return seeded.waits(*rows)
+
     values, anchors = torch.tensor([11, -5, 17, 8, 8]), torch.tensor([4, 9, 30, 7, 7, 1])
     logits, temperatures = torch.randn(6, V), torch.tensor([0.8, 1.0, 1.3, 0.5, 1.0, 2.0])
     rows = torch.tensor([0, 1, 3, 4, 5])
-    drafts = step_seeds.DraftSeeds(Seeds(rows, values), anchors)
+    drafts = step_seeds.DraftSeeds(Seeds(rows, values), anchors, waits)
     found = drafts.drawn(torch.full((6,), -1), logits, temperatures, place=2)
     distributions = torch.softmax(logits[rows].double() / temperatures[rows, None], -1)
     assert found[rows].tolist() == seeded_choice(distributions, values, anchors[rows] + 2).tolist()

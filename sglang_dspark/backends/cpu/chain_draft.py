@@ -17,12 +17,12 @@ from torch import Tensor, nn
 
 from sglang_dspark.backends.cpu.chain_model import ChainModel
 from sglang_dspark.backends.cpu.context_kv import Committed
-from sglang_dspark.backends.cpu.draft import greedy_params, widened
+from sglang_dspark.backends.cpu.draft import drawn_by, greedy_params, widened
 from sglang_dspark.backends.cpu.reduced_head import block_uniforms
 from sglang_dspark.drafter.draft_confidence import draft_confidence
 from sglang_dspark.families.chain.model import Attend, ChainDrafter
 from sglang_dspark.serving import mode, upstream
-from sglang_dspark.step.seeds import DraftSeeds, Seeds, draft_result
+from sglang_dspark.step.seeds import Seeds, draft_result
 
 
 class ChainContext:
@@ -191,7 +191,7 @@ class _Draw:
         self._uniforms = block_uniforms(noise.key, int(noise.offset), (requests, depth))
         noise.offset.add_(1)
         self._logits = torch.full((requests, depth, size), -torch.inf)
-        self._seeds = None if seeds is None else DraftSeeds(seeds, batch.seq_lens.long())
+        self._seeds = drawn_by(seeds, batch.seq_lens)
 
     def columns(self, logits: Tensor, place: int) -> Tensor:
         """Choose a column of logits [R, V'] for each request: [R] int64."""

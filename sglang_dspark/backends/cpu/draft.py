@@ -21,7 +21,7 @@ from sglang_dspark.backends.cpu.fast_paths import require, supported
 from sglang_dspark.backends.cpu.layers import direct_forward
 from sglang_dspark.backends.cpu.layers.layer_spec import draft_layer_of
 from sglang_dspark.backends.cpu.layers.layer_stack import stack_of_model
-from sglang_dspark.backends.cpu.reduced_head import ReducedHead, SeededWaits, find_reduced_head
+from sglang_dspark.backends.cpu.reduced_head import ReducedHead, find_reduced_head
 from sglang_dspark.drafter.draft_confidence import draft_confidence
 from sglang_dspark.serving import mode, upstream
 from sglang_dspark.step.seeds import DraftSeeds, Seeds, draft_block, draft_result
@@ -248,8 +248,9 @@ class DraftHeads:
             "device": base.device,
             **self._shared,
         }
-        if seeds is not None and not greedy:
-            block = draft_block(DraftSeeds(seeds, positions.long()), **options)
+        seeded = drawn_by(seeds, positions)
+        if seeded is not None and not greedy:
+            block = draft_block(seeded, **options)
         elif greedy and confidence is not None:
             return _greedy_estimated(options, confidence)
         else:  # upstream would keep and noise the logits of greedy requests too, which are not read
@@ -275,11 +276,16 @@ class DraftHeads:
             params.step_temperatures,
             reduced_head.block_uniforms(key, offset, (base.shape[0], base.shape[1])),
             self._agree,
-            seeded_waits(seeds, positions, reduced.tokens, base.shape[1]),
+            drawn_by(seeds, positions),
             confidence,
         )
         self._noise.offset.add_(1)
         return draft_result(tokens, params, logits)
+
+
+def drawn_by(seeds: Seeds | None, anchors: Tensor) -> DraftSeeds | None:
+    """Return what draws the drafts of requests with a seed; anchors: [R] positions."""
+    return None if seeds is None else DraftSeeds(seeds, anchors.long(), seeded_ops.waits)
 
 
 def _params(info: Any, base: Tensor) -> Any:
@@ -305,20 +311,6 @@ def _estimated(block: Any, confidence: Tensor | None) -> Any:
         temperatures = torch.where(block.greedy_mask, 0.0, block.temperatures)  # [R]
         confidence.copy_(draft_confidence(block.corrected_logits, temperatures))
     return block
-
-
-def seeded_waits(
-    seeds: Seeds | None, anchors: Tensor, tokens: Tensor, depth: int
-) -> SeededWaits | None:
-    """Compute the waits of a block's seeded requests; None where no request has a seed.
-
-    anchors: [R] int64, positions. tokens: [n] int64, the draft vocabulary.
-    """
-    if seeds is None:
-        return None
-    positions = anchors[seeds.rows, None].long() + torch.arange(depth)  # [S, depth]
-    drawn = seeded_ops.waits(seeds.values.repeat_interleave(depth), positions.flatten(), tokens)
-    return SeededWaits(seeds.rows, drawn.view(*positions.shape, len(tokens)))
 
 
 @lru_cache(maxsize=64)

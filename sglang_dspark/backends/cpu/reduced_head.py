@@ -30,6 +30,7 @@ from sglang_dspark.backends.cpu.weight_methods import is_quantised
 from sglang_dspark.drafter.draft_confidence import LEAST_REST, certainty, draft_confidence
 from sglang_dspark.drafter.heads import restricted_tokens
 from sglang_dspark.serving import upstream
+from sglang_dspark.step.seeds import DraftSeeds
 from sglang_dspark.verify.rejection import sample_inverse_cdf
 
 _P, _N = c_void_p, c_int64
@@ -62,17 +63,6 @@ def draft_steps(
         anchor.data_ptr(), steps.start, steps.stop, out.data_ptr(), room.data_ptr(),
         None if rest is None else rest.data_ptr(),
     )  # fmt: skip
-
-
-@dataclass(frozen=True)
-class SeededWaits:
-    """The e_v of verify/seeded.py for the requests of a draft block that have a seed.
-
-    rows: [S] int64, their indices in the batch. waits: [S, gamma, n] float32 > 0.
-    """
-
-    rows: Tensor
-    waits: Tensor
 
 
 @dataclass(frozen=True)
@@ -214,14 +204,14 @@ def draft_sampled(
     temperatures: Tensor,
     uniforms: Tensor,
     agree: Callable[[Tensor], Tensor],
-    seeded: SeededWaits | None = None,
+    seeded: DraftSeeds | None = None,
     confidence: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Sample a block left to right; also return its logits, which define each distribution.
 
     base [R, gamma, n], anchor [R], temperatures [R] (0: the most likely token), uniforms
-    [R, gamma] float64 in [0, 1) (`block_uniforms`), seeded: the waits of requests with a seed,
-    which decide instead of the uniforms -> tokens [R, gamma] int64, logits U_k + B [R, gamma, V]
+    [R, gamma] float64 in [0, 1) (`block_uniforms`), seeded: the requests whose seed decides instead
+    of the uniforms -> tokens [R, gamma] int64, logits U_k + B [R, gamma, V]
     before the temperature, -inf outside the draft vocabulary. confidence: as for `draft_greedy`,
     at the requests' temperatures.
     """
@@ -233,13 +223,12 @@ def draft_sampled(
     for k in range(base.shape[1]):
         step = base[:, k] + _bias(head, previous)
         logits[:, k].index_copy_(1, head.tokens, step)
-        scaled = step / temperature  # [R, n]
-        distribution = torch.softmax(scaled, -1)
+        distribution = torch.softmax(step / temperature, -1)  # [R, n]
         if confidence is not None:  # of the distribution: the token is drawn below
             confidence[:, k] = certainty(distribution)
         column = sample_inverse_cdf(distribution, uniforms[:, k])
         if seeded is not None:
-            column[seeded.rows] = _first_arrival(scaled[seeded.rows], seeded.waits[:, k])
+            column = seeded.drawn(column, step, temperature[:, 0], k, head.tokens)
         column = torch.where(sampled, column, step.argmax(-1))
         previous = agree(head.tokens[column])
         drafted.append(previous)
@@ -255,11 +244,6 @@ def block_uniforms(key: int, offset: int, shape: tuple[int, int]) -> Tensor:
     """
     generator = np.random.Generator(np.random.Philox(key=[key % 2**64, offset % 2**64]))
     return torch.from_numpy(generator.random(shape))
-
-
-def _first_arrival(scaled: Tensor, waits: Tensor) -> Tensor:
-    """Return the column with the least e / p: logits / T and waits e > 0, [S, n] -> [S] int64."""
-    return (scaled - waits.log()).argmax(-1)
 
 
 def _bias(head: ReducedHead, previous: Tensor) -> Tensor:

@@ -9,7 +9,6 @@ import torch
 
 from sglang_dspark.backends.cpu import seeded_ops
 from sglang_dspark.backends.cpu.accept import accept
-from sglang_dspark.backends.cpu.draft import seeded_waits
 from sglang_dspark.patches.cpu.seeds import UNSEEDED, batch_seeds
 from sglang_dspark.step.seeds import Seeds
 from sglang_dspark.verify.seeded import seeded_choice, waits
@@ -75,18 +74,6 @@ def test_seeded_greedy_and_free_requests_in_one_batch() -> None:
     assert len(free) > 1, "a request without a seed must not be tied to one"
 
 
-def test_waits_of_a_block_are_the_seeded_rows() -> None:
-    tokens = torch.tensor([3, 5, 299])
-    seeds = Seeds(torch.tensor([1, 3]), torch.tensor([7, 9]))
-    anchors = torch.tensor([10, 20, 30, 40], dtype=torch.int32)
-    seeded = seeded_waits(seeds, anchors, tokens, 4)
-    assert seeded is not None
-    assert seeded.rows.tolist() == [1, 3]
-    for waited, seed, anchor in zip(seeded.waits, (7, 9), (20, 40), strict=True):
-        expected = waits(torch.full((4,), seed), anchor + torch.arange(4), tokens).float()
-        assert waited.equal(expected)
-
-
 @pytest.mark.parametrize("temperature", [0.6, 1.4])
 def test_seeded_drafts_are_the_seeds_own_choices(temperature: float) -> None:
     """Beside requests without a seed, whose uniforms decide, and a greedy one."""
@@ -98,12 +85,12 @@ def test_seeded_drafts_are_the_seeds_own_choices(temperature: float) -> None:
     drafting = Drafting(tokens, w1, w2)
     base = torch.randn(1, gamma, inside, generator=generator).repeat(4, 1, 1) * 2
     settings = info([temperature, temperature, 0.0, temperature])
-    seeds = Seeds(torch.tensor([0, 3]), torch.tensor([7, 11]))
+    seeds = Seeds(torch.tensor([0, 3]), torch.tensor([7, 0]))  # 0 is a seed too
     anchors = torch.tensor([30, 31, 32, 33])
     free = set()
     for _ in range(6):
         block = drafting.block(base, torch.full((4,), 5), settings, anchors, seeds)
-        for row, seed in ((0, 7), (3, 11)):
+        for row, seed in ((0, 7), (3, 0)):
             previous = 5
             for k in range(gamma):
                 law = torch.softmax((base[row, k] + w1[previous] @ w2.T) / temperature, -1)
@@ -116,10 +103,6 @@ def test_seeded_drafts_are_the_seeds_own_choices(temperature: float) -> None:
     assert len(free) > 1, "a request without a seed must not be tied to one"
 
 
-def test_a_batch_without_seeds_has_no_waits() -> None:
-    assert seeded_waits(None, torch.arange(2), torch.arange(3), 1) is None
-
-
 def test_seeds_of_requests() -> None:
     reqs = [
         SimpleNamespace(sampling_params=SimpleNamespace(sampling_seed=seed))
@@ -127,17 +110,6 @@ def test_seeds_of_requests() -> None:
     ]
     assert batch_seeds(reqs).tolist() == [5, UNSEEDED, 0, -1]
     assert batch_seeds(reqs[:0]).tolist() == []
-
-
-def test_seed_zero_alone_is_a_seed() -> None:
-    """Of the last request, next to one without a seed."""
-    seeds = Seeds(torch.tensor([1]), torch.tensor([0]))
-    seeded = seeded_waits(seeds, torch.tensor([4, 6]), torch.arange(3), 2)
-    assert seeded is not None
-    assert seeded.rows.tolist() == [1]
-    zero = torch.zeros(2, dtype=torch.int64)
-    expected = waits(zero, torch.tensor([6, 7]), torch.arange(3)).float()
-    assert seeded.waits[0].equal(expected)
 
 
 @pytest.mark.parametrize("cuts", [None, (3, 1.0, 0.0), (VOCAB, 0.7, 0.0), (VOCAB, 1.0, 0.1)])
