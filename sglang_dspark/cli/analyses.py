@@ -210,10 +210,10 @@ def traffic(
     sts: StsOption = None,
     json_file: JsonOption = None,
 ) -> None:
-    """Confidence when traffic changes from one domain to another: the table as fitted, learned
-    online, and with each request's own shift. --batch requests at a time."""
+    """Confidence when traffic changes from one domain to another: the table as fitted (without any:
+    what the head tells), learned online, with each request's own shift. --batch at a time."""
     from sglang_dspark.common.files import load_json, reading
-    from sglang_dspark.evaluation.analyses.traffic import compute
+    from sglang_dspark.evaluation.analyses.traffic import compute, no_table
     from sglang_dspark.schedule.cost_table import from_document
 
     if len(drafter) != 1:
@@ -222,11 +222,9 @@ def traffic(
         costs = from_document(load_json(step_times))
     session = open_session(drafter, options)
     ((label, trace),) = with_confidence(session).items()
-    table = table_of(session.drafters[0], trace, sts)
-    if table is None:
-        raise DSparkError("there is no calibration table to begin with: name one by --sts")
-    found = compute(label, trace, table.table(trace.temperature), costs, domains, options.batch)
-    finish(found, json_file, session.console)
+    file = table_of(session.drafters[0], trace, sts)
+    table = no_table(trace.gamma) if file is None else file.table(trace.temperature)
+    finish(compute(label, trace, table, costs, domains, options.batch), json_file, session.console)
 
 
 @app.command()

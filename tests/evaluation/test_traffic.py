@@ -130,6 +130,11 @@ def test_the_command_reads_a_servers_step_times(
     found = json.loads((tmp_path / "out.json").read_text())["metrics"]
     assert found["requests"] == {"math": 6, "chat": 6}
     assert (tmp_path / "figures" / "out.png").is_file()
+    without = [each for each in arguments if each not in ("--sts", "sts.json")]
+    ended = CliRunner().invoke(app, [*without, "--step-times", "costs.json"])
+    assert "4 at a time; fitted on nothing" in " ".join(ended.output.split())
+    told = json.loads((tmp_path / "out.json").read_text())["metrics"]["windows"]["fixed"]["before"]
+    assert told["predicted"] == pytest.approx(told["accepted"], abs=0.03)
     refused = CliRunner().invoke(app, [*arguments, "--step-times", "trace.json"])
     assert refused.exit_code == 1
     assert "trace.json is no table of step times" in str(refused.exception)

@@ -62,7 +62,11 @@ STAGES = {
     "shifted": "with a shift a position",
     "followed": "with each request's own shift",
 }
-TABLES = {"drafters_traffic": "shipped", "drafters_traffic_from_math": "fitted on math"}
+TABLES = {
+    "drafters_traffic": "shipped",
+    "drafters_traffic_from_math": "fitted on math",
+    "drafters_traffic_untold": "none",
+}
 
 
 def paper() -> list[str]:

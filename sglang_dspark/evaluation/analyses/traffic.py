@@ -32,6 +32,7 @@ from sglang_dspark.schedule.cost_model import CostModel
 from sglang_dspark.schedule.cost_table import CostTable
 from sglang_dspark.schedule.gains import gains
 from sglang_dspark.schedule.online import OnlineCalibration
+from sglang_dspark.schedule.rehearsal import SPREAD
 from sglang_dspark.schedule.sts_file import StsTable
 
 if TYPE_CHECKING:
@@ -151,6 +152,14 @@ def compute(
             for name, each in replays.items()
         },
     )  # fmt: skip
+
+
+def no_table(gamma: int) -> StsTable:
+    """What a server without a table begins with: confidences as the head tells them."""
+    zero, one = (0.0,) * gamma, (1.0,) * gamma
+    return StsTable(
+        one, {}, "nothing", 0, 0, (0,) * gamma, zero, zero, 0.0, one, {}, request_spread=SPREAD
+    )
 
 
 def _requests(trace: Trace, domain: str, *, changed: bool) -> list[_Request]:
