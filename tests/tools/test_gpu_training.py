@@ -296,6 +296,7 @@ def course(steps: int) -> Course:
     return Course(steps=steps, compiled=False, step_s=30.0, eager_s=30.0, compiled_s=30.0)
 
 
+@pytest.mark.slow  # half a minute; tests/training resumes runs of every kind
 def test_a_call_that_ends_leaves_a_run_that_goes_on_to_the_same_drafter(
     answered: RunConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -335,6 +336,7 @@ def test_so_many_steps_are_planned_as_fit(
     assert again.steps > 2 * PROBE + 0.9 * 5900 / 0.4
 
 
+@pytest.mark.slow  # torch.compile takes as long
 def test_compiled_parts_learn_as_others_do(answered: RunConfig, tmp_path: Path) -> None:
     """What is compiled on a GPU is traced here."""
     from sglang_dspark.training.setup import prepare

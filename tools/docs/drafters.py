@@ -38,20 +38,10 @@ ABLATIONS = {
     "no-head": "no sequential head",
     "gated": "gated head",
     "rnn": "RNN head",
-    "rank-64": "Markov head of rank 64",
-    "rank-256": "Markov head of rank 256",
     "cross-entropy": "cross entropy in place of L_tv",
     "no-confidence": "no confidence head",
     "layers-1": "1 layer",
-    "layers-2": "2 layers",
-    "layers-4": "4 layers",
     "layers-5": "5 layers",
-    "gamma-4": "gamma 4",
-    "gamma-7": "gamma 7",
-    "gamma-8": "gamma 8",
-    "gamma-16": "gamma 16",
-    "no-head-gamma-16": "gamma 16, no sequential head",
-    "seed-1": "another seed",
 }
 # What recipes must share before their drafters are compared.
 _SCHEDULE = ("steps", "sequences_per_step", "anchors_per_sequence", "learning_rate")

@@ -73,8 +73,8 @@ def compute(traces: Mapping[str, Trace]) -> TauResult:
 
 
 def draw(result: TauResult) -> Figure:
-    """Bars by domain, one of each drafter; of more drafters than colours, a row each."""
-    if len(result.tau) > len(COLOURS):
+    """Bars by domain, one of each drafter; of as many drafters as colours, a row each."""
+    if len(result.tau) >= len(COLOURS):
         return _draw_rows(result)
     labels, groups = list(result.tau), result.groups
     across = max(1.1 + 0.36 * len(labels) * len(groups), 6.4)  # the least that the caption needs
