@@ -248,8 +248,7 @@ class DraftHeads:
             "device": base.device,
             **self._shared,
         }
-        seeded = drawn_by(seeds, positions)
-        if seeded is not None and not greedy:
+        if (seeded := drawn_by(seeds, positions)) is not None and not greedy:
             block = draft_block(seeded, **options)
         elif greedy and confidence is not None:
             return _greedy_estimated(options, confidence)

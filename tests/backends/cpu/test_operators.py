@@ -78,16 +78,15 @@ def test_rows_have_the_same_bits(levels: Any, width: int, spoilt: bool) -> None:
     assert_same(levels, partial(rows, width, spoilt))
 
 
-def attended(dim: int, window: int, wide_tree: bool, threads: int = 1) -> list[Tensor]:
-    """Attend chains of several lengths, and a tree."""
+def attended(dim: int, window: int, threads: int = 1) -> list[Tensor]:
+    """Attend windows of several lengths."""
     torch.manual_seed(dim)
     found = []
     keys, values = torch.randn(2, 700, 2, dim).unbind()
     for queries, cached in ((1, 20), (6, 64), (6, 333), (70, 200)):
         table = torch.randperm(700).to(torch.int32)[None].expand(2, -1).contiguous()
-        tree = torch.rand(2, queries, queries) < 0.4 if wide_tree else None
         lens = [queries] * 2, [cached, cached + 7]
-        plan = make_plan(table, torch.tensor([1, 0]), *lens, tree)
+        plan = make_plan(table, torch.tensor([1, 0]), *lens)
         q = torch.randn(2 * queries, 9, dim)[:, 1:7]
         new = torch.randn(3, 2, dim), torch.randn(3, 5, dim)[:, 2:4], torch.tensor([9, 699, 0])
         out = torch.empty(2 * queries, 6, dim)
@@ -99,11 +98,10 @@ def attended(dim: int, window: int, wide_tree: bool, threads: int = 1) -> list[T
     return [*found, keys.clone(), values.clone()]
 
 
-@pytest.mark.parametrize("wide_tree", [False, True])
 @pytest.mark.parametrize("window", [paged_attention.NO_WINDOW, 20])
 @pytest.mark.parametrize("dim", [1, 20, 64, 80])
-def test_attention_has_the_same_bits(levels: Any, dim: int, window: int, wide_tree: bool) -> None:
-    assert_same(levels, partial(attended, dim, window, wide_tree))
+def test_attention_has_the_same_bits(levels: Any, dim: int, window: int) -> None:
+    assert_same(levels, partial(attended, dim, window))
 
 
 @pytest.mark.parametrize("n", WIDTHS)
