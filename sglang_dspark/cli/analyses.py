@@ -211,7 +211,7 @@ def traffic(
     json_file: JsonOption = None,
 ) -> None:
     """Confidence when traffic changes from one domain to another: the table as fitted (without any:
-    what the head tells), learned online, with each request's own shift. --batch at a time."""
+    as of the head), learned online, with each request's own shift. --batch at a time."""
     from sglang_dspark.common.files import load_json, reading
     from sglang_dspark.evaluation.analyses.traffic import compute, no_table
     from sglang_dspark.schedule.cost_table import from_document

@@ -23,7 +23,7 @@ LONG = 2 * SETTLING  # steps of a request
 
 
 def world(strays: float, prompts: int = 16, steps: int = LONG) -> Trace:
-    """Math is told as it is; chat's chances are `strays` logits above what is told."""
+    """Confidence is right for math; chat's chances are `strays` logits above it."""
     generator = np.random.default_rng(1)
     made, domains = [], []
     for i in range(2 * prompts):
@@ -63,7 +63,7 @@ def test_what_strays_is_learned_and_pays() -> None:
     found = replayed(-2.0).windows
     for name, windows in found.items():
         assert windows["before"].ece < 0.04, name
-        # Those of the second domain are accepted less often, whatever is predicted.
+        # Those of the second domain are accepted less often, by every calibration.
         assert windows["after"].accepted < windows["before"].accepted - 0.1
     assert found["fixed"]["after"].ece > 0.25
     for name in ("online", "served"):
@@ -102,7 +102,7 @@ def test_free_rows_are_all_verified_and_dear_ones_none() -> None:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"domains": ("math", "law")}, "no verify step of 'law', only of math, chat"),
+        ({"domains": ("math", "poems")}, "no verify step of 'poems', only of math, chat"),
         ({"costs": costs(0.1, gamma=5)}, "step times of gamma 5, the trace's is 3"),
         ({"trace": world(0.0, prompts=2, steps=8)}, "give more prompts"),
     ],

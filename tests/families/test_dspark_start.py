@@ -1,4 +1,4 @@
-"""Where the sequential head of a DSpark drafter begins: at the bigrams, whatever its kind."""
+"""Check that a sequential head of every kind begins at the bigrams of the answers."""
 
 from __future__ import annotations
 

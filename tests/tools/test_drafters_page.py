@@ -77,7 +77,7 @@ _NOT_LEARNT = {"log_every", "checkpoint_every", "validate_every"}
 
 
 def _facts(made_by: str) -> dict[str, object]:
-    """What a training command learns from and how, every field by its name."""
+    """Return what a training command learns from and how, every field by its name."""
     words = shlex.split(made_by)
     sets = [value for option, value in pairwise(words) if option == "--set"]
     cfg = load_config(drafters.ROOT / words[words.index("--config") + 1], sets)

@@ -264,7 +264,7 @@ def _percent(ratio: Mapping[str, float]) -> str:
 
 
 def _less(ratio: Mapping[str, float]) -> str:
-    """What the second of two drafters has over the first."""
+    """Format what the second of two drafters has over the first."""
     turned = {"value": "value", "low": "high", "high": "low"}
     return _percent({key: 1 / ratio[other] for key, other in turned.items()})
 

@@ -102,7 +102,7 @@ def draw(result: TauResult) -> Figure:
 
 
 def _draw_rows(result: TauResult) -> Figure:
-    """What each other drafter's tau is more than the first one's, macro average."""
+    """Draw by how much each other drafter's tau exceeds the first one's, macro average."""
     first, *others = result.tau
     over = [_inverse(result.ratio[f"{first}/{each}"][MACRO]) for each in others]
     more = [Estimate(*(100 * (part - 1) for part in astuple(each))) for each in over]

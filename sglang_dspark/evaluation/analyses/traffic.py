@@ -155,7 +155,7 @@ def compute(
 
 
 def no_table(gamma: int) -> StsTable:
-    """What a server without a table begins with: confidences as the head tells them."""
+    """Return what a server without a table begins with: the head's own confidences."""
     zero, one = (0.0,) * gamma, (1.0,) * gamma
     return StsTable(
         one, {}, "nothing", 0, 0, (0,) * gamma, zero, zero, 0.0, one, {}, request_spread=SPREAD
