@@ -242,7 +242,6 @@ NAMES: dict[str, tuple[str, ...]] = {  # module -> names; "X as Y": used here as
         "build_grammar_vocab_mask",
         "GrammarTree",
         "prepare_mamba_track_for_verify",
-        "SIMULATE_ACC_LEN",
     ),
     "sglang.srt.utils.async_probe": ("sanitize_nan_logits",),
     "sglang.srt.utils.common": (
