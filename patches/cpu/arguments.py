@@ -12,6 +12,7 @@ slots, two of three steps had seven requests. So a freed slot is filled at once,
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -93,6 +94,8 @@ def keep_overlap(server_args: Any) -> None:
             "--speculative-algorithm NGRAM: its operators have no CPU form; use DSPARK, EAGLE or "
             "EAGLE3, or leave it out"
         )
+    if float(os.environ.get("SGLANG_SIMULATE_ACC_LEN") or 0) > 0:
+        startup.stop("SGLANG_SIMULATE_ACC_LEN: a CPU accepts what the target does; unset it")
     for name in ("eagle_topk", "accept_threshold_single", "accept_threshold_acc"):
         value = getattr(asked, f"speculative_{name}")
         if value not in (None, 1):

@@ -142,6 +142,9 @@ CASES = (
     Case("trees", False, f"{NOT}--speculative-eagle-topk 4: a CPU verifies chains", drafter="",
          more="--speculative-algorithm EAGLE --speculative-draft-model-path FOLDER/mtp "
          "--speculative-num-steps 3 --speculative-eagle-topk 4 --speculative-num-draft-tokens 8"),
+    Case("simulated acceptance", False, f"{NOT}SGLANG_SIMULATE_ACC_LEN: a CPU accepts", drafter="",
+         more="--speculative-algorithm EAGLE --speculative-draft-model-path FOLDER/mtp",
+         environment={"SGLANG_SIMULATE_ACC_LEN": "2"}),
     Case("n-grams", False, f"{NOT}--speculative-algorithm NGRAM: its operators", drafter="",
          more="--speculative-algorithm NGRAM"),
     Case("switched off", False, f"{STARTS}sglang-dspark is switched off: DSPARK_DISABLE",
