@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from ctypes import c_float, c_int32, c_int64, c_void_p
+from ctypes import c_float, c_int64, c_void_p
 from dataclasses import dataclass
 from typing import Any
 
@@ -93,7 +93,7 @@ class Injector:
             (model.hidden_norm.variance_epsilon, stacked["eps"]),
         )
         self._room = 2 * d + columns  # floats a row
-        kinds = (c_void_p, c_void_p, c_int64, c_int64, c_int32, c_void_p, c_void_p, c_void_p)
+        kinds = (c_void_p, c_void_p, c_int64, c_int64, c_void_p, c_void_p, c_void_p)
         self._inject: Any = operator("inject_context", *kinds)
         places = min(cache.shape[0], max(KEPT_BYTES // (4 * width), 2 * WAITING)) if waits else 0
         self._waiting = WaitingRows(places, width)
@@ -111,32 +111,19 @@ class Injector:
             and model.hidden_norm.weight is self._fc_norm
         )
 
-    def write(
-        self,
-        hidden: Tensor,
-        positions: Tensor,
-        slots: Tensor,
-        lens: Tensor | None,
-        *,
-        projected: bool,
-    ) -> bool:
-        """Write or defer hidden [n, m*d], or [n, d] if projected; positions, slots [n] int64.
+    def write(self, hidden: Tensor, positions: Tensor, slots: Tensor) -> bool:
+        """Write or defer hidden [n, m*d]; positions, slots [n] int64.
 
-        lens: [R] int32, tokens of each window of n / R that are committed; None: all n. Returns
-        False for more rows than the kernel supports: the caller writes them.
+        Returns False for more rows than the kernel supports: the caller writes them.
         """
-        if lens is not None:
-            windows = torch.arange(len(hidden) // len(lens)) < lens[:, None]
-            chosen = windows.flatten().nonzero().flatten()
-            hidden, positions, slots = hidden[chosen], positions[chosen], slots[chosen]
         positions, slots = positions.long().contiguous(), slots.long().contiguous()
-        if not projected and self._waits(len(hidden)):
+        if self._waits(len(hidden)):
             self._keep(hidden, positions, slots)
             return True
         self._waiting.forget(slots)
         if len(hidden) > linear.MAX_ROWS:
             return False
-        self._write(hidden, positions, slots, projected=projected)
+        self._write(hidden, positions, slots)
         return True
 
     def _waits(self, rows: int) -> bool:
@@ -156,15 +143,13 @@ class Injector:
             some = places[first : first + WAITING]
             self._write(rows.features[some], rows.positions[some], rows.slots[some])
 
-    def _write(
-        self, hidden: Tensor, positions: Tensor, slots: Tensor, *, projected: bool = False
-    ) -> None:
+    def _write(self, hidden: Tensor, positions: Tensor, slots: Tensor) -> None:
         """Write rows as `write`; all contiguous."""
         room, n = torch.empty(len(hidden) * self._room), len(hidden)
         if n:
             self._inject(
                 ctypes.addressof(self._tables), hidden.data_ptr(), n, linear.block_rows(n),
-                projected, positions.data_ptr(), slots.data_ptr(), room.data_ptr(),
+                positions.data_ptr(), slots.data_ptr(), room.data_ptr(),
             )  # fmt: skip
 
     def defer(self, table: Tensor, rows: Tensor, lens: Tensor) -> None:
@@ -229,7 +214,7 @@ def _injector_in(model: Any) -> Injector | None:
 
 
 def supports_rows(hidden: Tensor) -> bool:
-    """Return whether the kernels can read rows [n, m*d or d]; they compute no gradients."""
+    """Return whether the kernels can read rows [n, m*d]; they compute no gradients."""
     return (
         not torch.is_grad_enabled()
         and hidden.dtype is _FLOAT
@@ -310,7 +295,7 @@ def write_context(worker: Any, committed: Committed) -> None:
     with torch.inference_mode():
         if supports_rows(hidden):
             injector = _cached_injector(model, pool)
-            if injector and injector.write(hidden, positions, slots, None, projected=False):
+            if injector and injector.write(hidden, positions, slots):
                 return
         model.write_target_hidden_kv(
             target_hidden=hidden, pool=pool, positions=positions, cache_loc=slots
@@ -325,21 +310,16 @@ def write_target_hidden_kv(
     pool: Any,
     positions: Tensor,
     cache_loc: Tensor,
-    cache_loc_2d: Tensor | None = None,
-    commit_lens: Tensor | None = None,
-    target_hidden_is_projected: bool = False,
+    **more: Any,
 ) -> None:
-    """Write target_hidden [n, m*d or d] of tokens at `positions` [n] (AROUND hook).
+    """Write target_hidden [n, m*d] of a prefill's tokens at `positions` [n] (AROUND hook).
 
-    With windows, cache_loc_2d [R, w] and commit_lens [R], only each window's first tokens are
-    written.
+    more: windows to choose rows from, or rows projected before: upstream's code writes those.
     """
-    slots, lens = cache_loc, None
-    if cache_loc_2d is not None and commit_lens is not None:
-        slots, lens = cache_loc_2d.reshape(-1), commit_lens
-    if supports_rows(target_hidden):
-        injector, projected = _cached_injector(model, pool), target_hidden_is_projected
-        if injector and injector.write(target_hidden, positions, slots, lens, projected=projected):
+    told = any(value is not None and value is not False for value in more.values())
+    if supports_rows(target_hidden) and not told:
+        injector = _cached_injector(model, pool)
+        if injector and injector.write(target_hidden, positions, cache_loc):
             return
     else:
         settle_all(model)
@@ -349,9 +329,7 @@ def write_target_hidden_kv(
         pool=pool,
         positions=positions,
         cache_loc=cache_loc,
-        cache_loc_2d=cache_loc_2d,
-        commit_lens=commit_lens,
-        target_hidden_is_projected=target_hidden_is_projected,
+        **more,
     )
 
 

@@ -1,4 +1,4 @@
-"""Context injection against upstream's: same cache, only accepted rows written."""
+"""Context injection against upstream's: the same cache, whenever it is written."""
 
 from __future__ import annotations
 
@@ -88,29 +88,18 @@ def pool() -> MHATokenToKVPool:
     return made
 
 
-def arguments(commit: list[int] | None, width: int) -> dict[str, Any]:
+def arguments(rows: int) -> dict[str, Any]:
     torch.manual_seed(3)
-    rows = (len(commit) if commit is not None else 2) * width
-    slots = torch.randperm(SLOTS)[:rows] + 1
-    windows: dict[str, Any] = {}
-    if commit is not None:
-        windows["cache_loc_2d"] = slots.view(-1, width)
-        windows["commit_lens"] = torch.tensor(commit, dtype=torch.int32)
     return {
         "target_hidden": torch.randn(rows, FEATURES),
         "positions": torch.randint(0, 128, (rows,)),
-        "cache_loc": slots,
-        **windows,
+        "cache_loc": torch.randperm(SLOTS)[:rows] + 1,
     }
 
 
-@pytest.mark.parametrize("commit", [[1], [6], [1, 6, 3], [2, 1, 1, 5], None])
-@pytest.mark.parametrize("projected", [False, True])
-def test_the_cache_is_upstreams(draft: Draft, commit: list[int] | None, projected: bool) -> None:
-    given = arguments(commit, 6)
-    if projected:
-        given["target_hidden"] = draft.project_target_hidden(given["target_hidden"])
-    given["target_hidden_is_projected"] = projected
+@pytest.mark.parametrize("rows", [1, 6, 13, 124])
+def test_the_cache_is_upstreams(draft: Draft, rows: int) -> None:
+    given = arguments(rows)
     ours, theirs = pool(), pool()
     with torch.inference_mode():
         DSparkDraftMixin.write_target_hidden_kv(draft, pool=theirs, **given)
@@ -121,8 +110,26 @@ def test_the_cache_is_upstreams(draft: Draft, commit: list[int] | None, projecte
     ):
         torch.testing.assert_close(list(mine), list(upstream), rtol=1e-5, atol=1e-5)
     untouched = (theirs.k_buffer[0][:, 0, 0] == -7.0).sum()
-    written = given["positions"].numel() if commit is None else sum(commit)
-    assert int(untouched) == theirs.k_buffer[0].shape[0] - written
+    assert int(untouched) == theirs.k_buffer[0].shape[0] - rows
+
+
+@pytest.mark.parametrize("projected", [False, True])
+def test_upstream_writes_windows_and_projected_rows(waiting: Waiting, projected: bool) -> None:
+    """After the rows that wait, which those may replace."""
+    ours, theirs, step, more = pool(), pool(), steps(1)[0], arguments(12)
+    more["cache_loc"][0] = step["cache_loc"][0]
+    more["cache_loc_2d"] = more["cache_loc"].view(2, 6)
+    more["commit_lens"] = torch.tensor([2, 5], dtype=torch.int32)
+    if projected:
+        more["target_hidden"] = waiting.project_target_hidden(more["target_hidden"])
+        more["target_hidden_is_projected"] = True
+        del more["cache_loc_2d"], more["commit_lens"]
+    with torch.inference_mode():
+        for given in (step, more):
+            upstreams(waiting, pool=theirs, **given)
+            write_target_hidden_kv(upstreams, waiting, pool=ours, **given)
+        assert waiting.__dict__[context_kv.INJECTOR]._waiting.number == 0
+    assert same(ours, theirs)
 
 
 @pytest.mark.parametrize(
@@ -155,7 +162,7 @@ def test_packed_weights_write_what_they_stand_for(
     if told == "auto":
         for weight, form in zip(weights, forms, strict=True):
             weight.copy_(weight.to(form.dtype))
-    given = arguments([1, 6, 3], 6)
+    given = arguments(18)
     ours, theirs, wide = pool(), pool(), pool()
     with torch.inference_mode():
         write_target_hidden_kv(_must_not_run, draft, pool=ours, **given)
@@ -176,9 +183,8 @@ def test_packed_weights_write_what_they_stand_for(
         assert all(torch.equal(mine, same) for mine, same in pairs)
 
 
-@pytest.mark.parametrize("projected", [False, True])
 def test_every_instruction_set_writes_the_same_bits(
-    draft: Draft, projected: bool, monkeypatch: pytest.MonkeyPatch
+    draft: Draft, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In odd numbers of rows, not multiples of a block of the product."""
     found = []
@@ -189,9 +195,9 @@ def test_every_instruction_set_writes_the_same_bits(
             injector = context_kv.resolve_injector(draft, found[-1])
             for rows in (1, 7, 29):
                 torch.manual_seed(rows)
-                hidden = torch.randn(rows, HIDDEN if projected else FEATURES)
+                hidden = torch.randn(rows, FEATURES)
                 positions, slots = torch.randint(128, (rows,)), torch.randperm(SLOTS)[:rows] + 1
-                assert injector.write(hidden, positions, slots, None, projected=projected)
+                assert injector.write(hidden, positions, slots)
     for each in found:
         assert all(map(torch.equal, each.k_buffer, found[0].k_buffer))
         assert all(map(torch.equal, each.v_buffer, found[0].v_buffer))
@@ -283,7 +289,7 @@ def test_prefills_wait_where_nothing_is_drafted(
     waiting: Waiting, tokens: int, resting: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(context_kv, "LONGEST_KEPT", 80)
-    ours, theirs, prompt = pool(), pool(), arguments(None, tokens // 2)
+    ours, theirs, prompt = pool(), pool(), arguments(tokens)
     if tokens > SLOTS:  # more rows than slots: equal ones, as torch writes in any order
         prompt["cache_loc"] = torch.full((tokens,), SLOTS)
         prompt["target_hidden"] = prompt["target_hidden"][:1].repeat(tokens, 1)
@@ -365,7 +371,7 @@ def test_long_context_is_not_left_to_one_draft(
     monkeypatch.setattr(context_kv, "MOST_LIVE", 90)
     ours, slots = pool(), torch.randperm(SLOTS)[:150] + 1
     rows = [slots[first : first + 50].tolist() for first in (0, 50, 100)]
-    given = arguments(None, 75) | {"cache_loc": slots}
+    given = arguments(150) | {"cache_loc": slots}
     with torch.inference_mode():
         context_kv.defer_context(waiting, *context(rows[0]))
         write_target_hidden_kv(_must_not_run, waiting, pool=ours, **steps(1)[0])
@@ -378,16 +384,6 @@ def test_long_context_is_not_left_to_one_draft(
         assert written(ours) == set()
         context_kv.defer_context(waiting, *context(rows[0], rows[1]))
     assert written(ours) == set(rows[0] + rows[1])
-
-
-def test_accepted_rows_of_windows_wait_too(waiting: Waiting) -> None:
-    ours, theirs, given = pool(), pool(), arguments([2, 1, 3], 6)
-    with torch.inference_mode():
-        DSparkDraftMixin.write_target_hidden_kv(waiting, pool=theirs, **given)
-        write_target_hidden_kv(_must_not_run, waiting, pool=ours, **given)
-        assert waiting.__dict__[context_kv.INJECTOR]._waiting.number == 6
-        context_kv.settle_all(waiting)
-    assert same(ours, theirs)
 
 
 def test_nothing_is_written_with_weights_that_were_exchanged(waiting: Waiting) -> None:
@@ -436,7 +432,7 @@ def test_drafting_settles_what_waits(ours: bool, monkeypatch: pytest.MonkeyPatch
 
 
 def test_other_dtypes_keep_upstreams_path() -> None:
-    given = arguments([1, 2], 6)["target_hidden"]
+    given = arguments(12)["target_hidden"]
     assert not context_kv.supports_rows(given)  # gradients may be wanted
     with torch.no_grad():
         assert context_kv.supports_rows(given)

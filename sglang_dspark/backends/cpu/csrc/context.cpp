@@ -31,12 +31,11 @@ struct Waiting {
 
 extern "C" {
 
-// Project rows x [n, features], or [n, d] if projected, and write them into the caches. n > 0,
+// Project rows x [n, features] and write them into the caches. n > 0,
 // `block` rows together in products; positions, slots [n]; room: n * (2 * d + stacked) floats.
 DSPARK_EXPORT void NAMED(inject_context)(const Tables *tables, const float *x, int64_t n,
-                                         int64_t block, int32_t projected,
-                                         const int64_t *positions, const int64_t *slots,
-                                         float *room) {
+                                         int64_t block, const int64_t *positions,
+                                         const int64_t *slots, float *room) {
   const Tables &t = *tables;
   const auto multiply = [&](int which, const float *rows, int64_t k, int64_t width, float *out) {
     const int32_t threads = static_cast<int32_t>(t.threads[which]);
@@ -44,11 +43,9 @@ DSPARK_EXPORT void NAMED(inject_context)(const Tables *tables, const float *x, i
   };
   const int64_t width = t.heads * t.size, stride = t.layers * 2 * width;
   float *context = room + n * t.d, *stacked = context + n * t.d;
-  if (!projected) {
-    multiply(0, x, t.features, t.d, room);
-    NAMED(rms_norm_rows)(room, t.d, n, t.d, t.fc_norm, t.fc_epsilon, context);
-  }
-  multiply(1, projected ? x : context, t.d, stride, stacked);
+  multiply(0, x, t.features, t.d, room);
+  NAMED(rms_norm_rows)(room, t.d, n, t.d, t.fc_norm, t.fc_epsilon, context);
+  multiply(1, context, t.d, stride, stacked);
   for (int64_t layer = 0; layer < t.layers; ++layer) {
     float *keys = stacked + layer * 2 * width, *const *cache = t.caches + 2 * layer;
     const float *norm = t.head_norms + layer * t.size;
