@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 
 from triton import compile as compile_kernel
 from triton import next_power_of_2
@@ -122,9 +123,9 @@ def one(
 
 
 def main() -> None:
-    """Every case by name."""
+    """The first case of an Ada, an H100 and a B200; with the argument `every`, all of them."""
     report = {}
-    for case in CASES:
+    for case in CASES if "every" in sys.argv else (CASES[3], CASES[4], CASES[8]):
         capability, given, cache, heads, kv_heads, size, longest, slots = case[:8]
         name = f"{capability}: {given} x {cache}, {heads}/{kv_heads} x {size}, {longest}, {slots}"
         report[name] = compiled(*case)

@@ -8,7 +8,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[2]
+# Of a test that compiles: an H100's most common programs, or every device's and way's.
+EVERY = pytest.mark.parametrize("every", [(), pytest.param(("every",), marks=pytest.mark.slow)])
 
 
 def output_of(module: str, *arguments: str) -> str:

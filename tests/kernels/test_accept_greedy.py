@@ -53,7 +53,7 @@ def test_outcomes_known_by_hand(report: dict[str, Any]) -> None:
     assert known["bytes"] == 0, "a launch in a graph allocates nothing"
 
 
-def test_kernel_compiles_for_ampere_hopper_and_blackwell_without_one() -> None:
+def test_kernel_compiles_without_a_device() -> None:
     found = json.loads(output_of("tests.kernels.compiled_greedy"))
     assert {name.split(":")[0] for name in found} == {"80", "90", "100"}
     assert all(each["code"] > 0 for each in found.values())

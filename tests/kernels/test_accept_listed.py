@@ -17,10 +17,10 @@ from sglang_dspark.benchmarks.accept_shapes import bounds, step, steps, with_lis
 from sglang_dspark.kernels.accept_listed import LISTS, accept_listed_triton, capacity_of
 from sglang_dspark.verify.block import accept_block
 from tests.kernels.accept_reference import reference, undecided
-from tests.kernels.processes import output_of
+from tests.kernels.processes import EVERY, output_of
 
 ALARM = 1e-4
-FEW, MANY = 24, 250  # odd steps of parity, besides six large ones
+FEW, MANY = 12, 250  # odd steps of parity, besides six large ones
 
 
 def asked(*arguments: str) -> dict[str, Any]:
@@ -33,7 +33,7 @@ def asked(*arguments: str) -> dict[str, Any]:
 def test_interpreted_kernels_emit_the_tokens_of_the_pure_rules(count: int) -> None:
     report = asked("parity", str(count))
     assert report["wrong"] == []
-    assert report["requests"] >= 1700
+    assert report["requests"] >= 1600
     assert report["apart"] >= 50  # where the other rule would have told otherwise
     assert report["undecided"] < report["requests"] / 100
     assert min(report["kept"], report["rejected"], report["tied"]) > 500
@@ -62,9 +62,10 @@ def test_strings_follow_plain_decodings_distribution() -> None:
     assert min(report["cut"], report["loose"]) > ALARM
 
 
-def test_kernels_compile_for_ampere_hopper_and_blackwell_without_one() -> None:
-    report = json.loads(output_of("tests.kernels.compiled_listed"))
-    assert {name.split(":")[0] for name in report} == {"80", "90", "100"}
+@EVERY
+def test_kernels_compile_without_a_device(every: tuple[str, ...]) -> None:
+    report = json.loads(output_of("tests.kernels.compiled_listed", *every))
+    assert {name.split(":")[0] for name in report} == ({"80", "90", "100"} if every else {"90"})
     assert all(each["code"] > 0 for each in report.values())
     assert max(each["shared"] for each in report.values()) <= 48 * 1024
 

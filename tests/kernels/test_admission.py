@@ -29,7 +29,7 @@ def test_logits_are_bounded_as_on_the_host() -> None:
     assert LOGIT_LIMIT == online.LOGIT_LIMIT
 
 
-def test_kernel_compiles_for_ampere_hopper_and_blackwell_without_one() -> None:
+def test_kernel_compiles_without_a_device() -> None:
     report = json.loads(output_of("tests.kernels.compiled_admission"))
     assert {name.split(":")[0] for name in report} == {"80", "90", "100"}
     assert all(each["code"] > 0 for each in report.values())

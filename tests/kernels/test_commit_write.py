@@ -16,7 +16,7 @@ from tests.kernels.processes import output_of
 # One process: what its module works out once is dear.
 pytestmark = pytest.mark.xdist_group("commit-write")
 
-FEW, MANY = 200, 2000  # launches
+FEW, MANY = 80, 2000  # launches
 
 
 @pytest.fixture(scope="module", params=[FEW, pytest.param(MANY, marks=pytest.mark.slow)])
@@ -67,7 +67,7 @@ def test_a_row_known_by_hand() -> None:
     assert layers.keys[0][1, 0].tolist() == [-2, 1, -1, -1]
 
 
-def test_kernel_compiles_for_ampere_hopper_and_blackwell_without_one() -> None:
+def test_kernel_compiles_without_a_device() -> None:
     report = json.loads(output_of("tests.kernels.compiled_commit_write"))
     assert {name.split(":")[0] for name in report} == {"80", "90", "100"}
     assert all(each["code"] > 0 for each in report.values())

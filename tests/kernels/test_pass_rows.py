@@ -26,7 +26,7 @@ def test_interpreted_kernel_equals_torch(count: int) -> None:
     assert min(report["spare"], report["full"]) >= count // 8
 
 
-def test_kernel_compiles_for_ampere_hopper_and_blackwell_without_one() -> None:
+def test_kernel_compiles_without_a_device() -> None:
     report = json.loads(output_of("tests.kernels.compiled_pass_rows"))
     assert {name.split(":")[0] for name in report} == {"80", "90", "100"}
     assert all(each["code"] > 0 for each in report.values())

@@ -21,11 +21,11 @@ from sglang_dspark.benchmarks.window_shapes import (
 from sglang_dspark.kernels.window_attention import attend_torch, attend_triton
 from sglang_dspark.kernels.window_inputs import Context, Rule, Windows, why_not
 from sglang_dspark.kernels.window_tiling import window_tiling
-from tests.kernels.processes import output_of
+from tests.kernels.processes import EVERY, output_of
 
 pytestmark = pytest.mark.xdist_group("window-attention")
 
-FEW, MANY = 30, 560  # passes, of 3.6 windows on average
+FEW, MANY = 16, 560  # passes, of 3.6 windows on average
 
 
 @pytest.fixture(scope="module", params=[FEW, pytest.param(MANY, marks=pytest.mark.slow)])
@@ -120,10 +120,13 @@ def test_tiles_hold_all_pairs(group: int, longest: int, rows: int, blocks: int) 
     assert (tiling.rows, tiling.blocks) == (rows, blocks)
 
 
-def test_kernels_compile_for_ampere_ada_hopper_and_blackwell_without_one() -> None:
-    report = json.loads(output_of("tests.kernels.compiled_windows"))
-    assert {name.split(":")[0] for name in report} == {"80", "86", "89", "90", "100", "120"}
-    assert sum("merge" in each for each in report.values()) >= 6
+@EVERY
+def test_kernels_compile_without_a_device(every: tuple[str, ...]) -> None:
+    report = json.loads(output_of("tests.kernels.compiled_windows", *every))
+    assert {name.split(":")[0] for name in report} == (
+        {"80", "86", "89", "90", "100", "120"} if every else {"89", "90", "100"}
+    )
+    assert sum("merge" in each for each in report.values()) >= (6 if every else 1)
     for name, each in report.items():
         memory = 99 if name.startswith(("86", "89", "120")) else 160  # KiB of a program
         assert each["window"]["shared"] <= memory * 1024, name
