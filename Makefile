@@ -15,7 +15,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.set-up
 VENV_pip = $(PYTHON) -m venv
 VENV_uv = uv venv --quiet --seed --allow-existing --python $(PYTHON)
-HALF := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+HALF := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --dist loadgroup
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo serve test tutorial figures mutants fuzz lint types docs docs-reference doctor clean
@@ -54,12 +54,12 @@ demo: setup
 serve: setup
 	@exec $(BIN)/dspark demo --serve $(ARGS)
 
-# Both halves run, even if the first fails. Two processes of one compute thread each; tests that share
-# servers stay in one of them.
+# Both halves run, even if the first fails. Processes of one compute thread each, two and one for load
+# tests, which wait; tests that share servers stay in one of them.
 test: setup
 ifeq ($(ARGS),)
-	@$(HALF) --dist loadgroup -m 'not server' || first=failed; \
-	$(HALF) --dist loadgroup -m server || second=failed; \
+	@$(HALF) -n 3 -m 'not server' || first=failed; \
+	$(HALF) -n 2 -m server || second=failed; \
 	echo "test: without servers $${first:-passed}, with servers $${second:-passed}"; \
 	test -z "$$first$$second"
 else

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +15,9 @@ from hypothesis import settings
 settings.register_profile("tests", deadline=None)  # a busy machine stalls
 settings.load_profile("tests")
 settings.register_profile("thorough", max_examples=10_000, deadline=None)
+
+# They wait more than they compute: one worker has them all, and the others have the processors.
+LOAD_TESTS = Path(__file__).with_name("loadtest")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -30,6 +34,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if "doctor_report" in getattr(item, "fixturenames", ()):  # one process asks for all
             item.add_marker(pytest.mark.xdist_group("doctor"))
+        elif LOAD_TESTS in item.path.parents:
+            item.add_marker(pytest.mark.xdist_group("loadtest"))
         elif item.get_closest_marker("xdist_group") is None and _shares_a_fixture(item):
             item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
     if config.getoption("--slow"):

@@ -120,8 +120,8 @@ def test_both_halves_of_the_tests_run_and_are_reported(
     )
     words = ["failed" if code else "passed" for code in codes]
     assert done.stdout.splitlines() == [
-        "half: --dist loadgroup -m not server",
-        "half: --dist loadgroup -m server",
+        "half: -n 3 -m not server",
+        "half: -n 2 -m server",
         f"test: without servers {words[0]}, with servers {words[1]}",
     ]
     assert (done.returncode == 0) is (codes == (0, 0))

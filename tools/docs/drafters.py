@@ -34,14 +34,33 @@ ALIKE = {
 PAPER = {"dspark": "DSpark, 5 layers", "dflash": "DFlash, 5 layers", "eagle3": "Eagle3, 1 layer"}
 SHIPPED = "dspark-averaged"
 POSITIONS = ("dspark", "eagle3", "dflash", "mtp5")
+# Results by file: what their base is, and what each of the others changes of it.
 ABLATIONS = {
-    "no-head": "no sequential head",
-    "gated": "gated head",
-    "rnn": "RNN head",
-    "cross-entropy": "cross entropy in place of L_tv",
-    "no-confidence": "no confidence head",
-    "layers-1": "1 layer",
-    "layers-5": "5 layers",
+    "drafters_ablation": (
+        "nothing: 3 layers, Markov head of rank 128, gamma 5; 5,120 answers",
+        {
+            "no-head": "no sequential head",
+            "gated": "gated head",
+            "rnn": "RNN head",
+            "cross-entropy": "cross entropy in place of L_tv",
+            "no-confidence": "no confidence head",
+            "layers-1": "1 layer",
+            "layers-5": "5 layers",
+        },
+    ),
+    "drafters_ablation_more": (
+        "nothing, trained again: 3,584 answers",
+        {
+            "layers-2": "2 layers",
+            "layers-4": "4 layers",
+            "rank-64": "rank 64",
+            "rank-256": "rank 256",
+            "gamma-4": "gamma 4",
+            "gamma-8": "gamma 8",
+            "gamma-16": "gamma 16",
+            "seed-1": "another seed",
+        },
+    ),
 }
 # What recipes must share before their drafters are compared.
 _SCHEDULE = ("steps", "sequences_per_step", "anchors_per_sequence", "learning_rate")
@@ -92,23 +111,18 @@ def alike() -> list[str]:
 
 
 def ablations() -> list[str]:
-    """Tabulate what one change of the shipped recipe does to tau."""
-    of = [_metrics("drafters_ablation_sampled"), _metrics("drafters_ablation")]
-    base = [f"tau {metrics['tau']['base']['macro']:.3f}" for metrics in of]
-    rows = [
-        f"| {name} | "
-        + " | ".join(_less(metrics["ratio"][f"base/{label}"]["macro"]) for metrics in of)
-        + " |"
-        for label, name in ABLATIONS.items()
-    ]
-    return [
-        "| changed | T=1 | T=0 |",
-        "|---|---|---|",
-        f"| nothing: 3 layers, Markov head of rank 128, gamma 5 | {' | '.join(base)} |",
-        *rows,
-        "",
-        *_sources("drafters_ablation_sampled", "drafters_ablation"),
-    ]
+    """Tabulate what one change of the shipped recipe does to tau, of both groups of trainings."""
+    rows, files = ["| changed | T=1 | T=0 |", "|---|---|---|"], []
+    for file, (nothing, changes) in ABLATIONS.items():
+        both = (f"{file}_sampled", file)
+        of = [_metrics(each) for each in both]
+        base = [f"tau {metrics['tau']['base']['macro']:.3f}" for metrics in of]
+        rows.append(f"| **{nothing}** | {' | '.join(base)} |")
+        for label, name in changes.items():
+            ratios = [_less(metrics["ratio"][f"base/{label}"]["macro"]) for metrics in of]
+            rows.append(f"| {name} | {' | '.join(ratios)} |")
+        files += both
+    return [*rows, "", *_sources(*files)]
 
 
 def positions() -> list[str]:
