@@ -232,13 +232,16 @@ def traffic(
 def overhead(
     drafter: DraftersOption,
     options: WorkloadOptions,
-    context: Annotated[int, typer.Option(min=1, help="Context tokens of the direct timing.")] = 256,
+    context: Annotated[
+        list[int] | None,
+        typer.Option(min=1, help="Context tokens of a direct timing; may be repeated. 256"),
+    ] = None,
     repeats: Annotated[
         int, typer.Option(min=30, help="Pairs of rounds timed directly; fewer bound nothing.")
     ] = 60,
     json_file: JsonOption = None,
 ) -> None:
-    """Fig. 4b: share of a round that the sequential loop takes, in the engine and by itself."""
+    """Fig. 4d: share of a round that the sequential loop takes, in the engine and by itself."""
     from sglang_dspark.evaluation.analyses.overhead import compute
 
     session = open_session(drafter, replace(options, limit=options.batch))
@@ -247,7 +250,9 @@ def overhead(
     def says(label: str) -> None:
         session.console.print(f"timing {label} ({named[label].name})", style="dim")
 
-    timed = compute(session.workload(), named, context=context, repeats=repeats, on_start=says)
+    timed = compute(
+        session.workload(), named, contexts=context or [256], repeats=repeats, on_start=says
+    )
     finish(timed, json_file, session.console)
 
 

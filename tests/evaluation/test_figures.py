@@ -49,7 +49,7 @@ LABELS = {  # of the first panel's y axis and the last one's x axis: no two anal
     "positions": ("accepted, given drafts 1..k-1", "draft position k"),
     "depth": ("tau", "drafter layers"),
     "length": ("tau", "proposal length gamma"),
-    "overhead": ("", "% of a round, batch 8"),
+    "overhead": ("sequential loop, % of a round of 8", "tokens of context"),
     "thresholds": ("", "threshold on survival"),
     "roc": ("of accepted drafts", "of rejected drafts"),
     "reliability": ("share accepted", "predicted survival"),
@@ -67,9 +67,9 @@ def _overhead() -> overhead.OverheadResult:
         head="vanilla",
         drafter=drawn(prompts=1).drafter,
         engine=overhead.EngineShare(8, 20, overhead.Share(*share), overhead.Share(*share)),
-        direct=overhead.DirectShare(8, 9, 30, bounded, bounded),
+        direct=tuple(overhead.DirectShare(8, n, 30, bounded, bounded) for n in (9, 99)),
     )
-    return overhead.OverheadResult("t", {**SETTINGS, "context": 9}, (row,))
+    return overhead.OverheadResult("t", SETTINGS, (row,))
 
 
 def _traffic() -> traffic.TrafficResult:
@@ -222,7 +222,7 @@ def test_the_terminal_shows_what_was_found(name: str, results: dict[str, Result]
         "tau": ["dspark", "dspark/dflash", "macro"],
         "trainings": ["dspark", "dspark/dflash", "trainings", "prompts", "macro"],
         "reliability": ["dspark: 4 held-out prompts", "raw: ECE", "STS+shift: ECE", "overall"],
-        "overhead": ["dspark: 3.00% of a round in the engine (wall), 3.00% timed directly"],
+        "overhead": ["dspark: 3.00% of a round in the engine (wall), 3.00% at context 9, 3.00% at"],
         "traffic": [
             "dspark: math, then chat, 8 at a time",
             "+10.0% (+0.0 to +20.0)",

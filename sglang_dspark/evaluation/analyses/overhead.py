@@ -1,11 +1,12 @@
-"""Measure the cost of the sequential head (paper, Fig. 4b): its share of a round, measured in two
-ways.
+"""Measure the cost of the sequential head (paper, Fig. 4d): its share of a round by block length
+and context, in two ways.
 
 A parallel drafter takes all gamma tokens from the base logits at once; DSpark goes through them
 left to right, adding a transition bias and choosing a token at each position. That loop is timed
     engine   inside the reference engine, in rounds where every slot is busy; the loop is what
              `draft` takes beyond the base logits and the confidence, both of which it contains
-    direct   on one fixed round of random states, alternating with the same round without the loop
+    direct   on fixed rounds of random states, one at each context, alternating with the same round
+             without the loop
 in wall time and in CPU time of the calling thread, which other work on the machine disturbs less
 (with several OpenMP threads it covers one of them only).
 """
@@ -27,7 +28,7 @@ from sglang_dspark.errors import DSparkError
 from sglang_dspark.evaluation.analyses.analysis import Analysis, Result
 from sglang_dspark.evaluation.analyses.cells import Table
 from sglang_dspark.evaluation.engine import ReferenceEngine
-from sglang_dspark.evaluation.figure_parts import COLOURS, legend, panels
+from sglang_dspark.evaluation.figure_parts import colour_of, legend, marker_of, panels
 from sglang_dspark.evaluation.recording import Workload, describe, open_engine
 from sglang_dspark.evaluation.resampling import Floats
 from sglang_dspark.evaluation.target import TargetModel
@@ -83,29 +84,30 @@ class DirectShare:
 
 @dataclass(frozen=True)
 class Timed:
-    """Both measurements of one drafter."""
+    """Both measurements of one drafter; direct: at each context, in ascending order."""
 
     label: str
     gamma: int
     head: str
     drafter: DrafterFacts
     engine: EngineShare
-    direct: DirectShare
+    direct: tuple[DirectShare, ...]
 
     def shares(self) -> dict[str, Share]:
         """By way and clock."""
-        return {
+        found: dict[str, Share] = {
             "engine, wall": self.engine.wall,
             "engine, thread cpu": self.engine.thread_cpu,
-            "direct, wall": self.direct.wall,
-            "direct, thread cpu": self.direct.thread_cpu,
         }
+        for each in self.direct:
+            found[f"direct, context {each.context}, wall"] = each.wall
+            found[f"direct, context {each.context}, thread cpu"] = each.thread_cpu
+        return found
 
 
 @dataclass(frozen=True)
 class OverheadResult(Result):
-    """The drafters in the order they were named. settings: temperature, batch, context of the
-    direct timing, threads."""
+    """The drafters in the order they were named. settings: temperature, batch, threads."""
 
     analysis: ClassVar[str] = "overhead"
     drafters: tuple[Timed, ...]
@@ -274,25 +276,26 @@ def compute(
     work: Workload,
     drafters: Mapping[str, Path],
     *,
-    context: int,
+    contexts: Sequence[int],
     repeats: int,
     on_start: Callable[[str], None],
 ) -> OverheadResult:
     """Both measurements of DSpark drafters by label, at the workload's batch, greedy.
 
-    on_start: called with each label. Stop tokens are ignored, so that all requests stay in flight.
+    contexts: tokens before the block in the direct timings. on_start: called with each label.
+    Stop tokens are ignored, so that all requests stay in flight.
     Raises DSparkError for a drafter without a sequential head.
     """
     rows = []
     for label, path in drafters.items():
         on_start(label)
-        rows.append(_timed(work, label, path, context, repeats))
-    settings = {"temperature": 0.0, "batch": work.settings.batch, "context": context}
+        rows.append(_timed(work, label, path, sorted(set(contexts)), repeats))
+    settings = {"temperature": 0.0, "batch": work.settings.batch}
     settings["threads"] = torch.get_num_threads()
     return OverheadResult(work.target.name, settings, tuple(rows))
 
 
-def _timed(work: Workload, label: str, path: Path, context: int, repeats: int) -> Timed:
+def _timed(work: Workload, label: str, path: Path, contexts: Sequence[int], repeats: int) -> Timed:
     settings = replace(work.settings, stop_ids=frozenset())
     engine, drafter = open_engine(replace(work, settings=settings), path)
     if not isinstance(drafter, DSparkDrafter):
@@ -305,32 +308,27 @@ def _timed(work: Workload, label: str, path: Path, context: int, repeats: int) -
         head=facts.head,
         drafter=facts,
         engine=engine_share(engine, drafter, work.ids),
-        direct=direct_share(engine.target, drafter, batch=batch, context=context, repeats=repeats),
+        direct=tuple(
+            direct_share(engine.target, drafter, batch=batch, context=each, repeats=repeats)
+            for each in contexts
+        ),
     )
 
 
 def draw(result: OverheadResult) -> Figure:
-    """Bars of the share, those of a drafter together."""
-    rows = result.drafters
-    figure, (axes,) = panels(1, height=1.7 + 0.75 * len(rows))
-    place = np.arange(len(rows), dtype=np.float64)
-    for i, way in enumerate(rows[0].shares()):
-        found = [row.shares()[way] for row in rows]
-        share = 100 * np.array([f.share for f in found])
-        y = place + (i - 1.5) * 0.2
-        axes.barh(y, share, 0.18, color=COLOURS[i], label=way)
-        for x, at, each in zip(share, y, found, strict=True):
-            high = max(x, 0)
-            if isinstance(each, BoundedShare):
-                high = max(high, 100 * each.share_high)
-                axes.plot([100 * each.share_low, high], [at, at], color="#333333", lw=1)
-            axes.annotate(f"{x:.2f}%", (high, at), (3, 0), textcoords="offset points",
-                          va="center", fontsize=7)  # fmt: skip
-    axes.set_yticks(place, [f"{row.label}\ngamma {row.gamma}" for row in rows])
-    axes.invert_yaxis()
-    axes.grid(axis="y", visible=False)
-    axes.margins(x=0.12)
-    axes.set_xlabel(f"% of a round, batch {rows[0].engine.batch}")
+    """Draw the share by context, wall time, a line for each drafter."""
+    figure, (axes,) = panels(1)
+    for i, row in enumerate(result.drafters):
+        contexts = [each.context for each in row.direct]
+        share = 100 * np.array([each.wall.share for each in row.direct])
+        ends = np.array([[each.wall.share_low, each.wall.share_high] for each in row.direct]).T
+        axes.errorbar(
+            contexts, share, np.abs(100 * ends - share), color=colour_of(i), marker=marker_of(i),
+            lw=1, ms=4, capsize=2, label=f"{row.label}, gamma {row.gamma}",
+        )  # fmt: skip
+    axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]))
+    axes.set_xlabel("tokens of context")
+    axes.set_ylabel(f"sequential loop, % of a round of {result.drafters[0].engine.batch}")
     legend(figure, axes)
     return figure
 
@@ -353,7 +351,7 @@ def table(result: OverheadResult) -> list[RenderableType]:
     return [
         Text(
             f"{row.label}: {row.engine.wall.share:.2%} of a round in the engine (wall), "
-            f"{row.direct.thread_cpu.share:.2%} timed directly (thread CPU)"
+            + ", ".join(f"{each.wall.share:.2%} at context {each.context}" for each in row.direct)
         )
         for row in result.drafters
     ]
