@@ -125,6 +125,22 @@ def ablations() -> list[str]:
     return [*rows, "", *_sources(*files)]
 
 
+def overhead() -> list[str]:
+    """Tabulate the share of a round that the sequential loop takes, by block length and context."""
+    rows, contexts = [], []
+    for row in _metrics("drafters_overhead")["drafters"]:
+        contexts = [f"{each['context']:,}" for each in row["direct"]]
+        walls = [each["wall"] for each in row["direct"]]
+        shares = [
+            f"{wall['share']:.1%} ({wall['share_low']:.1%} to {wall['share_high']:.1%})"
+            for wall in walls
+        ]
+        loops = f"{1e3 * walls[0]['loop_s']:.1f} of {1e3 * walls[0]['round_s']:.0f} ms"
+        rows.append(f"| {row['gamma']} | {' | '.join(shares)} | {loops} |")
+    head = f"| gamma | {' | '.join(contexts)} tokens of context | at {contexts[0]} |"
+    return [head, "|---" * (2 + len(contexts)) + "|", *rows, "", *_sources("drafters_overhead")]
+
+
 def positions() -> list[str]:
     """Tabulate how often draft k is accepted when all drafts before it were."""
     curves = _metrics("drafters_positions")["curves"]
@@ -306,6 +322,7 @@ BLOCKS: Mapping[str, Callable[[], Sequence[str]]] = {
     "paper": paper,
     "alike": alike,
     "ablations": ablations,
+    "overhead": overhead,
     "positions": positions,
     "shipped": shipped,
     "traffic": traffic,
