@@ -113,6 +113,7 @@ def test_bench_serve_writes_the_contract(tmp_path: Path) -> None:
     assert step["ratio"] == pytest.approx(step["verify_ms"] / step["plain_decode_ms"], rel=0.5)
 
 
+@pytest.mark.slow
 @pytest.mark.server
 def test_ctrl_c_stops_the_server(tmp_path: Path) -> None:
     port = free_ports(3)

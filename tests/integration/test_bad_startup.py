@@ -178,6 +178,7 @@ def test_a_port_in_use(tiny: TinyPair) -> None:
     refused(ended, f"cannot listen on {HOST}:{port}", "--port")
 
 
+@pytest.mark.slow
 def test_an_unknown_field_in_the_configuration(tiny: TinyPair, tmp_path: Path) -> None:
     config = tmp_path / "dspark.yaml"
     config.write_text("cpu:\n  thread: 2\n")

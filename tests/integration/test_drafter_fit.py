@@ -98,6 +98,7 @@ def test_it_is_logged_once_and_answers_as_plain_decoding(misfit: Served, plain: 
         assert stopped == []
 
 
+@pytest.mark.slow
 def test_a_drafter_that_fits_is_not_logged(dspark: Served, plain: Served) -> None:
     """Two users at a time, again if need be: how much is drafted depends on the machine."""
     expected = answers(plain)

@@ -35,6 +35,7 @@ def test_forbidden_tokens_do_not_come(plain: Served, dspark_ragged: Served) -> N
         assert not set(answer["output_ids"]) & set(forbidden)
 
 
+@pytest.mark.slow
 def test_favoured_tokens_come(plain: Served, dspark_ragged: Served) -> None:
     favoured = ids_of(plain, " the cat and the dog of a number")
     bias = {"logit_bias": {str(token): 6.0 for token in favoured}}
@@ -49,6 +50,7 @@ def _share(answers: list[dict[str, Any]], tokens: list[int]) -> float:
     return sum(token in tokens for token in drawn) / len(drawn)
 
 
+@pytest.mark.slow
 def test_unseeded_answers_avoid_what_is_forbidden(dspark_ragged: Served) -> None:
     forbidden = usual_tokens(dspark_ragged)
     hot = {"temperature": 1.0}

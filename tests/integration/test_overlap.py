@@ -45,10 +45,10 @@ def test_only_where_configured(plain: Served, dspark: Served, overlapped: Served
     assert overlaps(overlapped)
 
 
-SLOW = [pytest.param(settings, marks=pytest.mark.slow) for settings in SETTINGS[:2]]
+SLOW = [pytest.param(settings, marks=pytest.mark.slow) for settings in SETTINGS[:-1]]
 
 
-@pytest.mark.parametrize("settings", [{"ignore_eos": True}, *SLOW, *SETTINGS[2:]], ids="+".join)
+@pytest.mark.parametrize("settings", [{"ignore_eos": True}, *SLOW, SETTINGS[-1]], ids="+".join)
 def test_answers_are_the_plain_servers(
     plain: Served, overlapped: Served, settings: dict[str, Any]
 ) -> None:

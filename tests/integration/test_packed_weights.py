@@ -69,7 +69,8 @@ def test_greedy_tokens_are_the_plain_servers_of_the_same_weights(
     assert check_equal(plain, drafting, 4, prompts, 32, plain_users=len(prompts)) > 0
 
 
-@pytest.mark.parametrize("form", ["int8", pytest.param("bfloat16", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ["int8", "bfloat16"])
 def test_sampled_tokens_follow_the_rounded_target(
     pool: ServerPool, noisy: TinyPair, form: str
 ) -> None:
