@@ -102,4 +102,5 @@ def test_an_ablation_changes_one_thing(label: str) -> None:
 
 def test_the_ablations_shown_are_in_the_plan() -> None:
     shown = [label for _, changes in drafters.ABLATIONS.values() for label in changes]
-    assert set(shown) <= set(LABELS) and len(shown) == len(set(shown))
+    assert set(shown) <= set(LABELS)
+    assert len(shown) == len(set(shown))

@@ -51,13 +51,10 @@ ABLATIONS = {
     "drafters_ablation_more": (
         "nothing, trained again: 3,584 answers",
         {
-            "layers-2": "2 layers",
-            "layers-4": "4 layers",
             "rank-64": "rank 64",
             "rank-256": "rank 256",
             "gamma-4": "gamma 4",
             "gamma-8": "gamma 8",
-            "gamma-16": "gamma 16",
             "seed-1": "another seed",
         },
     ),
