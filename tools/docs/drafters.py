@@ -55,7 +55,6 @@ ABLATIONS = {
             "rank-256": "rank 256",
             "gamma-4": "gamma 4",
             "gamma-8": "gamma 8",
-            "seed-1": "another seed",
         },
     ),
 }
