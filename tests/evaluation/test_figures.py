@@ -49,7 +49,7 @@ LABELS = {  # of the first panel's y axis and the last one's x axis: no two anal
     "positions": ("accepted, given drafts 1..k-1", "draft position k"),
     "depth": ("tau", "drafter layers"),
     "length": ("tau", "proposal length gamma"),
-    "overhead": ("sequential loop, % of a round of 8", "tokens of context"),
+    "overhead": ("% of a round of 8", "tokens of context"),
     "thresholds": ("", "threshold on survival"),
     "roc": ("of accepted drafts", "of rejected drafts"),
     "reliability": ("share accepted", "predicted survival"),

@@ -324,11 +324,11 @@ def draw(result: OverheadResult) -> Figure:
         ends = np.array([[each.wall.share_low, each.wall.share_high] for each in row.direct]).T
         axes.errorbar(
             contexts, share, np.abs(100 * ends - share), color=colour_of(i), marker=marker_of(i),
-            lw=1, ms=4, capsize=2, label=f"{row.label}, gamma {row.gamma}",
+            lw=1, ms=4, capsize=2, label=row.label,
         )  # fmt: skip
     axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]))
     axes.set_xlabel("tokens of context")
-    axes.set_ylabel(f"sequential loop, % of a round of {result.drafters[0].engine.batch}")
+    axes.set_ylabel(f"% of a round of {result.drafters[0].engine.batch}")
     legend(figure, axes)
     return figure
 
