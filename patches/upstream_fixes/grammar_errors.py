@@ -5,7 +5,7 @@ in its middle. Upstream (sglang/srt/constrained) then masks every token. Greedy 
 0, which the grammar refuses, and the request gets a 500. Sampling finds a row without probability
 and raises in the scheduler, which ends the server. Here such a row stays unmasked: the grammar
 refuses any sampled token, and the answer says why. A grammar that is complete before
-`min_new_tokens` allows no token either (backends/cpu/lost_rows.py).
+`min_new_tokens` allows no token either (backends/cpu/accept.py).
 """
 
 from __future__ import annotations
