@@ -61,12 +61,9 @@ void context(const Level &level, Matmul matmul, Numbers &found) {
                          2, features, d, heads, size, rotary, 0.1f, 1e-6f};
   const Words64 positions = {4, 0, 1, 2, 3, 0, 4}, places = {8, 1, 2, 7, 4, 5, 6};
   Numbers room(n * (2 * d + columns));
-  for (int32_t projected : {0, 1}) {
-    const Numbers x = numbers(n * (projected ? d : features), 4);
-    level.inject_context(&tables, x.data(), n, 4, projected, positions.data(), places.data(),
-                         room.data());
-    for (const Numbers &cache : kept) append(found, cache);
-  }
+  const Numbers given = numbers(n * features, 4);
+  level.inject_context(&tables, given.data(), n, 4, positions.data(), places.data(), room.data());
+  for (const Numbers &cache : kept) append(found, cache);
   const Numbers x = numbers(n * 3, 5);
   Numbers rows(5 * 3);
   Words64 at(5), held(5);
