@@ -234,7 +234,9 @@ def overhead(
     options: WorkloadOptions,
     context: Annotated[
         list[int] | None,
-        typer.Option(min=1, help="Context tokens of a direct timing; may be repeated. 256"),
+        typer.Option(
+            min=1, help="Context tokens of a direct timing; may be repeated. Default: 256."
+        ),
     ] = None,
     repeats: Annotated[
         int, typer.Option(min=30, help="Pairs of rounds timed directly; fewer bound nothing.")
