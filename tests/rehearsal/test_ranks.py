@@ -17,7 +17,7 @@ from tests.rehearsal.conftest import Rehearsed, start_rehearsed
 from tests.rehearsal.test_graphs import GRAPHS, PROMPTS, answers
 from tests.rehearsal.test_overlap_steps import TOKENS
 
-pytestmark = [pytest.mark.server, pytest.mark.slow, pytest.mark.xdist_group("rehearsal")]
+pytestmark = [pytest.mark.server, pytest.mark.xdist_group("rehearsal")]
 
 PATIENCE = 300  # seconds for a server to end
 
@@ -95,6 +95,7 @@ def counted(two: Rehearsed) -> int:
     return sum(int(float(count)) for _, count in counts)
 
 
+@pytest.mark.slow
 def test_a_leader_that_fails_ends_the_server(pool: ServerPool, pair: tiny_models.TinyPair) -> None:
     failing = start(pool, "two-failing", pair, DSPARK_REHEARSAL_FAIL="3")
     with pytest.raises(httpx.HTTPError):
