@@ -139,12 +139,12 @@ def places(value: Any) -> list[tuple[Any, Any]]:
 
 
 def is_one_line(message: str, path: Path) -> bool:
-    """Whether a refusal is fit to be shown: short, printable, and names the file."""
+    """Return whether a refusal can be shown: short, printable, and names the file."""
     return message.isprintable() and str(path) in message and len(message) < 500
 
 
 def refused(read: Callable[[Path], object], path: Path) -> bool:
-    """Whether `read` refuses the file, in one line; what else it raises goes through."""
+    """Return whether `read` refuses the file in one line; re-raise any other error."""
     try:
         read(path)
     except DSparkError as error:

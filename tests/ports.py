@@ -1,8 +1,8 @@
-"""Ports for tests that run side by side: each test process draws from a stretch of its own.
+"""Choose ports for tests that run in parallel: each test process has its own range.
 
-A port that the kernel hands out (`bind` to 0) is free only until another process gets it, and a
-second port beside it was never promised. These lie below the kernel's range, so only somebody who
-asks for one by number can have it.
+A port that the kernel returns (`bind` to 0) is free only until another process gets it, and the
+port after it may be in use. Our ranges are below the kernel's, so only a process that asks for a
+port by number can get one.
 """
 
 from __future__ import annotations

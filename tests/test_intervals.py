@@ -38,7 +38,7 @@ def ours(over: Floats, under: Floats) -> tuple[float, float]:
 
 
 def percentile_bootstrap(over: Floats, under: Floats) -> tuple[float, float]:
-    """What is not used: the middle 95% of the mean over resampled trials."""
+    """Return the rejected alternative: the middle 95% of the mean over resampled trials."""
     logs = np.log(over / under)
     picks = np.random.default_rng(0).integers(0, len(logs), size=(400, len(logs)))
     low, high = np.exp(np.quantile(logs[picks].mean(axis=1), [0.025, 0.975]))

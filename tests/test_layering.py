@@ -9,7 +9,7 @@ from graphlib import TopologicalSorter
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-PACKAGES = {  # import name -> folder; three of them stand at the top of the repository
+PACKAGES = {  # import name -> folder; three of them are at the top of the repository
     "sglang_dspark": ROOT / "sglang_dspark",
     "sglang_dspark.kernels": ROOT / "kernels",
     "sglang_dspark.patches": ROOT / "patches",

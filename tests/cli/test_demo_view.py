@@ -1,4 +1,4 @@
-"""What the demo shows: the accepted drafts marked, no more and no less, and the right tables."""
+"""Test the demo's output: exactly the accepted drafts are marked, and the tables are right."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the demo says of itself: every case of the last line, the forecast, the sweep's table."""
+"""Test the demo's messages: every case of the last line, the forecast, the sweep's table."""
 
 from __future__ import annotations
 

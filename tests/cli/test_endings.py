@@ -1,4 +1,4 @@
-"""How a command ends when it is stopped, nobody reads it, or the disk is full: no traceback."""
+"""Test that a command ends without a traceback: stopped, its pipe closed, or the disk full."""
 
 from __future__ import annotations
 
@@ -54,12 +54,12 @@ def unread(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["models", "--help"], ["train"]])
-def test_help_that_nobody_reads_is_no_traceback(arguments: list[str]) -> None:
+def test_help_into_a_closed_pipe_is_no_traceback(arguments: list[str]) -> None:
     done = unread(*arguments)
     assert (done.returncode, done.stderr) == (1, "")
 
 
-def test_a_result_that_nobody_reads_is_no_traceback(tmp_path: Path) -> None:
+def test_a_result_into_a_closed_pipe_is_no_traceback(tmp_path: Path) -> None:
     """It is printed into a buffer, which fails when the command ends."""
     save_drafter(tiny_drafter(), tmp_path / "drafter")
     sizes = {"hidden_size": 32, "vocab_size": 61, "num_hidden_layers": 4}
@@ -76,13 +76,13 @@ def opened(pipe: Path, process: subprocess.Popen[str]) -> int:
     while process.poll() is None:
         try:
             return os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
-        except OSError:  # nobody reads yet
+        except OSError:  # no reader yet
             time.sleep(0.05)
     raise AssertionError(f"it ended before it read: {process.communicate()[1]}")
 
 
 def test_ctrl_c_is_one_line(tmp_path: Path) -> None:
-    """The command waits for a pipe that nobody writes to."""
+    """The command waits for a pipe without a writer."""
     pipe = tmp_path / "train.yaml"
     os.mkfifo(pipe)
     process = subprocess.Popen(
@@ -93,7 +93,7 @@ def test_ctrl_c_is_one_line(tmp_path: Path) -> None:
     )
     end = opened(pipe, process)
     said = None
-    while said is None:  # a signal that comes between opening and reading wakes nobody
+    while said is None:  # a signal between opening and reading does not interrupt the read
         process.send_signal(signal.SIGINT)
         with contextlib.suppress(subprocess.TimeoutExpired):
             _, said = process.communicate(timeout=20)
@@ -106,7 +106,7 @@ def test_a_drafter_that_cannot_be_written_leaves_the_earlier_one(tmp_path: Path)
     drafter = tiny_drafter()
     save_drafter(drafter, tmp_path)
     before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
-    (tmp_path / "config.json.tmp").mkdir()  # in the way of the second file
+    (tmp_path / "config.json.tmp").mkdir()  # blocks the second file
     with pytest.raises(DSparkError, match=r"cannot write the drafter to .* \(Is a directory\)"):
         write_checkpoint(tmp_path, {"other": drafter.embed_weight}, {})
     (tmp_path / "config.json.tmp").rmdir()

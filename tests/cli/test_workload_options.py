@@ -54,7 +54,7 @@ def test_commands_offer_the_shared_options(name: str) -> None:
 
 
 def _run(*arguments: str, without: tuple[str, ...] = SAMPLING, **defaults: Any) -> Any:
-    """What a command of these shared options is called with; its exit code if it is not."""
+    """Run a command with these shared options; return its arguments, or its exit code."""
     given: dict[str, Any] = {}
     small = typer.Typer()
 
@@ -73,7 +73,7 @@ def test_what_is_said_arrives_and_the_rest_keeps_its_default() -> None:
     assert _run(*said) == {"drafter": ["d"], "options": expected, "note": "n"}
     other = _run("--top-p", "0.9", without=("seed",), batch=32)["options"]
     assert other == WorkloadOptions(top_p=0.9, batch=32)
-    assert _run("--top-p", "0.9") == 2, "what a command leaves out it refuses"
+    assert _run("--top-p", "0.9") == 2, "a command refuses an option that it does not have"
 
 
 def test_options_are_what_the_engine_decodes_with() -> None:

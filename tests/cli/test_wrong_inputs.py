@@ -1,4 +1,4 @@
-"""What a user can get wrong, one case each: one line that names file and field, and a status.
+"""Test each user error: one line that names file and field, and an exit status.
 
 A package that cannot be imported is a case of test_doctor.py.
 """

@@ -47,7 +47,7 @@ def test_what_fails_leaves_the_earlier_file_alone(tmp_path: Path, error: BaseExc
 def test_the_next_process_overwrites_what_a_killed_one_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, alone: bool, same: bool
 ) -> None:
-    """Where several write one file, each has a name of its own instead."""
+    """If several processes write one file, each has its own temporary name instead."""
     names = []
     for process in (1, 2):
         monkeypatch.setattr(os, "getpid", lambda process=process: process)

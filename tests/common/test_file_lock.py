@@ -68,14 +68,14 @@ def test_patience_ends(lock: Path) -> None:
 def test_who_is_killed_has_no_turn(lock: Path) -> None:
     with holder(lock) as other:
         other.send_signal(signal.SIGKILL)
-    with turn(lock, 0.0, lambda: pytest.fail("nobody has it")):
+    with turn(lock, 0.0, lambda: pytest.fail("the lock is free")):
         pass
 
 
 def test_what_is_raised_within_ends_the_turn(lock: Path) -> None:
     with pytest.raises(ZeroDivisionError), turn(lock, 0.0, lambda: None):
         raise ZeroDivisionError
-    with turn(lock, 0.0, lambda: pytest.fail("nobody has it")):
+    with turn(lock, 0.0, lambda: pytest.fail("the lock is free")):
         pass
 
 

@@ -1,4 +1,4 @@
-"""The machine in words: two machines are told apart, one is the same at every start."""
+"""Test the description of a machine: two machines differ, one is the same at every start."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def fresh() -> Iterator[None]:
 
 @pytest.fixture
 def describe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Describe:
-    """What a new process says on a machine with this /proc/cpuinfo."""
+    """Return a function that describes the machine of a given /proc/cpuinfo, as a new process."""
 
     def said(cpuinfo: str) -> str:
         (tmp_path / "cpuinfo").write_text(cpuinfo)
@@ -53,7 +53,7 @@ def describe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Describe:
     return said
 
 
-def test_machines_of_one_model_name_are_told_apart(describe: Describe) -> None:
+def test_machines_of_one_model_name_are_distinguished(describe: Describe) -> None:
     older, newer = X86.format(mhz=2596), X86.replace("family\t: 25", "family\t: 26")
     assert describe(older).startswith("AMD EPYC, family 25 model 17 stepping 1; avx2 fma avx512f")
     assert describe(newer) != describe(older)

@@ -1,4 +1,4 @@
-"""Compiled functions on disk: read again, and compiled again whatever stands in their files."""
+"""Test compiled functions on disk: read again, or compiled again if their files are invalid."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def plus_one(x: int) -> int:
 
 
 def start(folder: Path) -> tuple[int, int]:
-    """What a start of the process does: files read, functions compiled."""
+    """Count the files that a process start reads, and the functions that it compiles."""
     compiled: Any = kept(plus_one, lambda: folder, nogil=True)
     assert compiled(2) == 3
     stats = compiled.stats

@@ -1,4 +1,4 @@
-"""What deploy/ holds: the dashboard's panels, the alerts, and which metrics a server exports."""
+"""Read deploy/: the dashboard's panels, the alerts, and the metrics that a server exports."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _GROUPING = re.compile(r"\bby \(([^)]*)\) (?=\()")
 
 @dataclass(frozen=True)
 class Panel:
-    """A panel of the dashboard, rows left out."""
+    """A panel of the dashboard; rows are skipped."""
 
     number: int
     title: str
@@ -85,7 +85,7 @@ def alerts() -> list[Alert]:
 
 
 def expressions() -> Iterator[tuple[str, str]]:
-    """Who asks, and what: every expression of the dashboard and of the alerts."""
+    """Yield the panel or alert, and its expression, of the dashboard and of the alerts."""
     for panel in panels():
         for place, text in enumerate(panel.expressions):
             yield f"{panel.title} {place}", text

@@ -1,4 +1,4 @@
-"""What the pages of docs/ show: commands and names in backticks; and the messages of the code."""
+"""Collect commands and names in backticks from the pages of docs/, and the code's messages."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def sizes(page: Path) -> tuple[int, int]:
 
 
 def anchors(page: Path) -> set[str]:
-    """What `page.md#…` may name: headings as the site's anchors."""
+    """Return the anchors that `page.md#…` may name: its headings."""
     headings = re.findall(r"^#+ (.+)$", _FENCE.sub("", page.read_text()), re.MULTILINE)
     return {re.sub(r"[^\w\s-]", "", text).strip().lower().replace(" ", "-") for text in headings}
 

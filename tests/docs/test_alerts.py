@@ -1,6 +1,6 @@
-"""When each alert fires and when it does not, by `promtool test rules`: Prometheus' own evaluation.
+"""Test when each alert fires, by `promtool test rules`: Prometheus' own evaluation.
 
-A server's series are given a value a minute; after two hours it is looked which alerts are on.
+A server's series have a value a minute; after two hours the test checks which alerts are on.
 """
 
 from __future__ import annotations

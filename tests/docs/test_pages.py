@@ -1,4 +1,4 @@
-"""What the pages name exists: commands and their options, settings, metrics, flags, messages."""
+"""Test that what the pages name exists: commands, options, settings, metrics, flags, messages."""
 
 from __future__ import annotations
 

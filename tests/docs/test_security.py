@@ -36,7 +36,7 @@ def test_flags_exist() -> None:
     assert named <= server_flags()
 
 
-def test_servers_listen_on_loopback_unless_told() -> None:
+def test_servers_listen_on_loopback_by_default() -> None:
     """SGLang's own, and those that we start."""
     from sglang.srt.server_args import ServerArgs
 

@@ -1,4 +1,4 @@
-"""mHC: mixing is doubly stochastic whatever comes in, gradients are right, one stream is plain."""
+"""Test mHC: mixing is doubly stochastic for any input, gradients are right, one stream is plain."""
 
 import pytest
 import torch

@@ -98,12 +98,12 @@ def test_extra_weights_are_left_aside(tmp_path: Path) -> None:
     torch.testing.assert_close(read.embed_weight, made.embed_weight)
 
 
-def test_what_the_library_leaves_out_is_a_default_of_transformers() -> None:
+def test_what_the_library_omits_is_a_default_of_transformers() -> None:
     theirs = Qwen3Config().to_dict()
     assert {name: theirs[name] for name in QWEN3_DEFAULTS} == dict(QWEN3_DEFAULTS)
 
 
-def test_a_shape_left_out_is_the_default(tmp_path: Path) -> None:
+def test_an_omitted_shape_is_the_default(tmp_path: Path) -> None:
     path = written(tmp_path / "d", tiny_drafter(), markov_rank=8)
     raw = json.loads((path / "config.json").read_text())
     for name in ("head_dim", "num_key_value_heads", "num_attention_heads"):

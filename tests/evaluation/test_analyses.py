@@ -41,10 +41,10 @@ def test_table_by_hand() -> None:
     assert found.tau["b"] == {"math": 1.0, "chat": 1.0, "macro": 1.0}
     assert found.ratio["a/b"]["macro"].value == 1.5
     assert found.prompts == {"math": 1, "chat": 1}
-    assert found.interval["a"]["math"] == (2.0, 2.0), "one prompt tells of no spread"
+    assert found.interval["a"]["math"] == (2.0, 2.0), "one prompt has no spread"
 
 
-def test_windows_that_a_replayed_answer_cut_are_left_out() -> None:
+def test_windows_that_a_replayed_answer_cut_are_skipped() -> None:
     """Of 3 steps one verified 1 draft of 2 and says nothing of a whole window."""
     steps = generation(step(2, (0.5, 0.5)), step(0, (0.5, 0.5)), step(1, (0.5, 0.5), 1))
     found = tau.compute({"a": trace([steps], ["math"], 2)})
@@ -108,7 +108,7 @@ def test_trainings_refuse_too_few_and_the_same_one_twice() -> None:
         trainings.compute([*trained[:2], trained[0]])
 
 
-def test_table_refuses_unlike_traces_and_empty_domains() -> None:
+def test_table_refuses_different_traces_and_empty_domains() -> None:
     with pytest.raises(DSparkError, match="other prompts"):
         tau.compute({"a": drawn(prompts=4), "b": drawn(prompts=6)})
     ended = trace([generation(step(1, (0.5,))), generation()], ["math", "chat"], 1)
@@ -144,7 +144,7 @@ def test_positions_agree_with_the_plain_statistics() -> None:
     assert all(point.low <= point.value <= point.high for point in curve)
 
 
-def test_positions_leave_out_what_was_not_verified() -> None:
+def test_positions_exclude_what_was_not_verified() -> None:
     """Of two steps that accepted draft 1, one did not verify draft 2: 1 of 1, not 1 of 2."""
     c = (0.5, 0.5)
     made = trace([generation(step(1, c, 1), step(2, c, 2))], ["math"], 2)
@@ -207,7 +207,7 @@ def test_thresholds_take_a_calibration_table() -> None:
     assert calm.curves["d"]["overall"].admitted_share == pytest.approx(plain, abs=1e-3)
 
 
-def test_thresholds_refuse_what_tells_nothing() -> None:
+def test_thresholds_refuse_uninformative_traces() -> None:
     with pytest.raises(DSparkError, match="no confidence"):
         thresholds.compute({"d": trace([generation(step(0, (1.0,)))], ["math"], 1)})
     cut = trace([generation(step(0, (0.5, 0.5), 1))], ["math"], 2)

@@ -25,7 +25,7 @@ def test_each_row_sees_its_own_keys(
     query = 3 * torch.randn(rows, heads, dim, generator=generator)
     visible = torch.randint(1, longest + 1, (rows,), generator=generator)
     visible[0] = longest
-    cache[:, torch.arange(rows), :, visible] = float("nan")  # whatever lies behind is not read
+    cache[:, torch.arange(rows), :, visible] = float("nan")  # positions beyond are not read
 
     out = decode_attention(query, keys, values, visible, scale=0.3)
 

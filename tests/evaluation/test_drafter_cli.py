@@ -142,7 +142,7 @@ def test_calibrate_decodes_by_itself_and_writes_beside_the_drafter(
 def test_calibrate_judges_on_prompts_of_their_own(
     pair: Pair, prompt_file: Path, tmp_path: Path
 ) -> None:
-    """What is fitted is left out of what is judged, and a table for each regime comes out."""
+    """Prompts used for the fit are skipped in the evaluation; each regime has a table."""
     rows = prompt_file.read_text().splitlines()
     (tmp_path / "fit.jsonl").write_text("\n".join(rows[:8]))
     (tmp_path / "held.jsonl").write_text("\n".join(rows[6:]))

@@ -1,4 +1,4 @@
-"""The reference engine against plain decoding, Transformers, and the target's exact law."""
+"""Compare the reference engine with plain decoding, Transformers, and exact probabilities."""
 
 from __future__ import annotations
 
@@ -139,12 +139,12 @@ SAMPLED = DecodeSettings(max_new_tokens=3, temperature=2.0, top_k=3, batch=500, 
 
 
 def _sampled_p_value(pair: Pair, drafter: DSparkDrafter | None, settings: DecodeSettings) -> float:
-    """Chi-square of the three first tokens over many runs of one prompt against the exact law."""
+    """Chi-square of the first three tokens over many runs of one prompt against the target."""
     prompt = [11, 3, 90]
     runs = ReferenceEngine(pair.target, drafter, settings).run([prompt] * REPEATS)
-    law = {(): 1.0}
+    distribution = {(): 1.0}
     for _ in range(3):
-        rows = list(law)
+        rows = list(distribution)
         cache = pair.target.new_cache(len(rows), 8)
         out = pair.target.forward(
             torch.tensor([[*prompt, *row] for row in rows]),
@@ -153,25 +153,27 @@ def _sampled_p_value(pair: Pair, drafter: DSparkDrafter | None, settings: Decode
         )
         sampling = BatchSampling.uniform(len(rows), settings.temperature, settings.top_k)
         probs = target_distribution(pair.target.logits(out.hidden[:, -1:]), sampling)[:, 0]
-        law = {
-            (*row, token): law[row] * float(p)
+        distribution = {
+            (*row, token): distribution[row] * float(p)
             for row, ps in zip(rows, probs, strict=True)
             for token, p in enumerate(ps)
             if p > 0
         }
-    counts = dict.fromkeys(law, 0)
+    counts = dict.fromkeys(distribution, 0)
     for generation in runs:
         counts[generation.tokens] += 1  # a KeyError is a token outside the target's support
-    expected = torch.tensor([law[key] for key in law], dtype=torch.float64) * REPEATS
-    observed = torch.tensor([counts[key] for key in law], dtype=torch.float64)
+    expected = torch.tensor(list(distribution.values()), dtype=torch.float64) * REPEATS
+    observed = torch.tensor([counts[key] for key in distribution], dtype=torch.float64)
     assert float(expected.min()) > 5
     statistic = ((observed - expected) ** 2 / expected).sum()
-    freedom = torch.tensor((len(law) - 1) / 2, dtype=torch.float64)
+    freedom = torch.tensor((len(distribution) - 1) / 2, dtype=torch.float64)
     return float(torch.special.gammaincc(freedom, statistic / 2))
 
 
 @pytest.mark.parametrize("rule", ["token", "block"])
-def test_sampled_output_has_the_targets_law(pair: Pair, rule: Literal["token", "block"]) -> None:
+def test_sampled_output_has_the_targets_distribution(
+    pair: Pair, rule: Literal["token", "block"]
+) -> None:
     assert _sampled_p_value(pair, pair.drafter, replace(SAMPLED, rule=rule)) > 1e-5
 
 

@@ -39,16 +39,16 @@ def test_too_few_full_rounds_are_refused(pair: Pair, prompts: list[list[int]]) -
 
 
 def test_a_planted_cost_of_the_loop_is_found(pair: Pair) -> None:
-    # A tiny model's own loop costs less than a busy machine's noise: make it 20 ms dearer.
+    # A tiny model's own loop costs less than a busy machine's noise: make it 20 ms slower.
     planted, draft = 0.02, pair.drafter.draft
 
-    def dearer(*args: Any, **kwargs: Any) -> Any:
+    def slower(*args: Any, **kwargs: Any) -> Any:
         until = time.thread_time() + planted
         while time.thread_time() < until:
             pass
         return draft(*args, **kwargs)
 
-    object.__setattr__(pair.drafter, "draft", dearer)  # shadows the method on this object
+    object.__setattr__(pair.drafter, "draft", slower)  # shadows the method on this object
     try:
         found = direct_share(pair.target, pair.drafter, batch=2, context=9, repeats=30)
     finally:

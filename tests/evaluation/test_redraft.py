@@ -1,5 +1,7 @@
-"""Redrafting a recorded answer gives the engine's own steps, whatever the drafter; of a sampled
-answer, steps of the engine's law."""
+"""Test that redrafting a recorded answer gives the engine's own steps, for every drafter.
+
+Of a sampled answer the steps have the engine's distribution.
+"""
 
 from __future__ import annotations
 
@@ -144,8 +146,10 @@ def kinds(pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Pat
     return {"dspark": pair.drafter_dir} | {kind: root / kind for kind in SAVE}
 
 
-def test_an_open_block_has_the_laws_of_a_whole_one(pair: Pair, kinds: dict[str, Path]) -> None:
-    """Told the tokens that a whole block drew, it gives the laws they were drawn from."""
+def test_an_open_block_has_the_distributions_of_a_whole_one(
+    pair: Pair, kinds: dict[str, Path]
+) -> None:
+    """Given the tokens that a whole block drew, it returns the distributions of those draws."""
     rng, temperature = torch.Generator().manual_seed(3), torch.tensor([0.7, 0.7])
     tokens = torch.randint(0, VOCAB, (2, 9), generator=rng)
     out = pair.target.forward(tokens, torch.zeros(2, dtype=torch.long), pair.target.new_cache(2, 9))
@@ -158,17 +162,21 @@ def test_an_open_block_has_the_laws_of_a_whole_one(pair: Pair, kinds: dict[str, 
         seen = torch.cat([tokens[:, 8:], whole.tokens], 1)
         assert whole.probs is not None
         for k in range(GAMMA):
-            law = torch.softmax(block.logits(seen[:, k]) / 0.7, -1)
+            distribution = torch.softmax(block.logits(seen[:, k]) / 0.7, -1)
             wanted = whole.probs[:, k]
-            torch.testing.assert_close(over_vocabulary(law, block.draft_ids, VOCAB), wanted)
+            torch.testing.assert_close(
+                over_vocabulary(distribution, block.draft_ids, VOCAB), wanted
+            )
         torch.testing.assert_close(block.confidence(), whole.confidence)
 
 
-def test_sampled_steps_have_the_engines_law(
+def test_sampled_steps_have_the_engines_distribution(
     workload: Workload, pair: Pair, kinds: dict[str, Path]
 ) -> None:
-    """Steps by accepted drafts against an engine run of its own, for every kind; steps of another
-    drafter are told apart."""
+    """Compare steps by accepted drafts with an engine run, for every kind of drafter.
+
+    The same test must reject the steps of another drafter.
+    """
     many = replace(
         workload,
         prompts=workload.prompts * 8,
@@ -192,7 +200,7 @@ def test_sampled_steps_have_the_engines_law(
 
 
 def _chance_equal(ours: Trace, theirs: Trace) -> float:
-    """p-value of the homogeneity of steps by accepted drafts, rare counts left out."""
+    """p-value of the homogeneity of steps by accepted drafts, rare counts skipped."""
     counts = np.zeros((2, GAMMA + 1))
     for row, trace in zip(counts, (ours, theirs), strict=True):
         for generation in trace.generations:

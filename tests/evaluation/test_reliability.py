@@ -47,13 +47,13 @@ def test_a_table_lowers_the_error_of_overconfidence() -> None:
     assert before.ece.low < before.ece.value < before.ece.high
     assert len(before.ece_by_position) == loud.gamma
     assert sum(row.count for row in before.curve) == before.predictions == 60 * 40 * 4
-    # A temperature a position keeps the order within position 1, whatever it does further on.
+    # A temperature a position keeps the order within position 1; further on it may not.
     first = [each.auc.by_position[0] for each in (part.before, part.after)]
     assert first[1] == pytest.approx(first[0], abs=1e-5)
 
 
 def test_floor_is_what_calibrated_predictions_show() -> None:
-    """On calibrated data the measured ECE is near the floor, and the floor falls with data."""
+    """On calibrated data the measured ECE is near the floor, which decreases with more data."""
     small, large = (observations(drawn(prompts=n, steps=40).generations, 4) for n in (6, 96))
     identity = Calibration.identity(4)
     assert ece_floor(large, identity) < 0.5 * ece_floor(small, identity)
@@ -61,7 +61,7 @@ def test_floor_is_what_calibrated_predictions_show() -> None:
     assert part.ece.value < 2.5 * part.ece_floor
 
 
-def test_predictions_leave_out_what_was_not_verified() -> None:
+def test_predictions_exclude_what_was_not_verified() -> None:
     data = Observations(np.zeros((2, 2)), np.array([1, 0]), np.array([1, 2]), np.array([0, 1]))
     found = Predictions.of(data, Calibration.identity(2))
     assert found.survival.tolist() == [0.5, 0.5, 0.25]
@@ -70,12 +70,12 @@ def test_predictions_leave_out_what_was_not_verified() -> None:
     assert found.request.tolist() == [0, 1, 1]
 
 
-def test_domains_without_a_step_are_left_out() -> None:
+def test_domains_without_a_step_are_skipped() -> None:
     made = trace([generation(step(1, (0.5, 0.6))), generation()], ["math", "chat"], 2)
     assert list(reliability(made, {})) == ["math", "overall"]
 
 
-def test_prompts_that_the_table_was_fitted_on_are_left_out() -> None:
+def test_prompts_that_the_table_was_fitted_on_are_skipped() -> None:
     made = drawn(prompts=6)
     digests = tuple(prompt.digest for prompt in made.prompts)
     found = compute("d", made, sts_file(4, fit_prompts=digests[:4]))

@@ -1,4 +1,4 @@
-"""Replay on given answers: what decoding itself does (greedy), and its law (sampled)."""
+"""Compare replay on given answers with decoding: equal steps (greedy), distribution (sampled)."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_sampled_replay_accepts_as_often_as_the_engine(
     done = [np.cumsum([0, *(step.kept for step in g.steps)])[:-1] for g in decoded]
     left = 11 - np.concatenate(done)  # [N] tokens behind the anchor of each step of the engine
     for k in range(1, GAMMA + 1):
-        # The engine verifies every draft; leave out what the replay would have censored.
+        # The engine verifies every draft; skip those that the replay would have censored.
         hits = np.array(
             [(data.survived(k) & rows).sum() for data, rows in _both(ours, theirs, left, k)]
         )
@@ -106,8 +106,8 @@ def test_a_kept_partition_spares_the_vocabulary_and_changes_nothing(
 
 
 @pytest.mark.parametrize("outside", [0.0, 0.3])
-def test_a_draft_given_the_answer_has_the_law_of_decoding(outside: float) -> None:
-    """Joint law of (draft, accepted, y): x ~ q and the accept rule, against y ~ p and the replay.
+def test_a_draft_given_the_answer_has_the_distribution_of_decoding(outside: float) -> None:
+    """Joint distribution of (draft, accepted, y): x ~ q and the accept rule; y ~ p and the replay.
 
     outside: mass of p on tokens that the draft vocabulary lacks.
     """

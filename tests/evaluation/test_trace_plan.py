@@ -117,7 +117,7 @@ def test_a_wrong_plan_is_one_line(
         load_plan(PUBLISHED).chosen("x")
 
 
-def test_every_published_drafter_is_shipped_or_told_how_to_make() -> None:
+def test_every_published_drafter_is_shipped_or_has_instructions() -> None:
     for name, drafter in load_plan(PUBLISHED).drafters.items():
         if drafter.path.parts[0] == "drafters":
             assert (ROOT / drafter.path / "config.json").is_file(), name

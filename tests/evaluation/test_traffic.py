@@ -90,7 +90,7 @@ def test_the_fixed_table_is_what_others_are_compared_with() -> None:
     ] * 3
 
 
-def test_free_rows_are_all_verified_and_dear_ones_none() -> None:
+def test_free_rows_are_all_verified_and_costly_ones_none() -> None:
     """By hand: a free row leaves 1 s a step, so tokens a second are tau times the batch."""
     every = replayed(-2.0, row=0.0).windows
     assert {each[name].drafts for each in every.values() for name in WINDOWS} == {float(GAMMA)}

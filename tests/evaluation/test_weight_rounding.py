@@ -1,4 +1,4 @@
-"""What weights in fewer bits change: nothing where nothing is rounded, and what was planted."""
+"""Test the effect of weights in fewer bits: none without rounding, else the planted changes."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_eight_bits_beside_int8_change_more_than_sixteen(
     assert sixteen.kl < few.kl
 
 
-def test_planted_changes_are_told(pair: Pair, prompts: list[list[int]]) -> None:
+def test_planted_changes_are_reported(pair: Pair, prompts: list[list[int]]) -> None:
     """A head whose logits are all a third larger; one that always says token 9."""
     larger = fresh(pair)
     larger.head_weight.data *= 4 / 3

@@ -1,4 +1,4 @@
-"""Who computes experts where, why, and what happens when a backend fails."""
+"""Test which backend computes experts, the logged reason, and the fallback when one fails."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ DEEP = {**HOPPER, "format": "fp8", "inner": 256, "width": 512}
 
 @pytest.fixture(autouse=True)
 def everything_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the choice is where all packages are there."""
+    """Pretend that all packages are installed."""
     monkeypatch.setattr(registry, "find_spec", lambda package: package)
 
 

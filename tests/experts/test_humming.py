@@ -1,4 +1,4 @@
-"""Humming as a backend: what its runner is given holds our weights, and where it stands."""
+"""Test Humming as a backend: its layer holds our weights, and its place in the order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Measured times of backends: what is timed, what is left out, and which files are taken."""
+"""Test the measured times of backends: which are timed or skipped, and which files are read."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def own_state(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]
     BACKENDS.update(before)
 
 
-def test_what_is_here_is_timed_and_what_is_wrong_is_left_out() -> None:
+def test_what_is_here_is_timed_and_what_is_wrong_is_skipped() -> None:
     reference = BACKENDS["torch"].prepare
 
     def wrong(given: ExpertWeights):
@@ -68,7 +68,7 @@ def test_a_table_is_measured_once_and_read_again() -> None:
     assert times.load_or_measure(weights(), SMALL, KEY) == first
 
 
-def test_a_failure_is_told_and_not_kept(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failure_is_logged_and_not_saved(caplog: pytest.LogCaptureFixture) -> None:
     def broken(given: ExpertWeights):
         raise RuntimeError("no room")
 
@@ -96,7 +96,7 @@ def test_for_graphs_only_what_a_graph_may_hold_is_timed() -> None:
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_on_a_gpu_a_graph_of_the_call_is_timed() -> None:
-    """One whose capture fails is left out, and the device is as it was."""
+    """A backend whose capture fails is skipped, and the device is unchanged."""
     register(Backend("reader", lambda: None, lambda s: None, BACKENDS["torch"].prepare))
     on_gpu = replace(
         SMALL,

@@ -1,5 +1,7 @@
-"""Every drafter in the reference engine: greedy output is plain decoding's, sampled output has the
-target's law."""
+"""Test every drafter in the reference engine: greedy output is plain decoding's.
+
+Sampled output has the target's distribution.
+"""
 
 from __future__ import annotations
 
@@ -71,7 +73,7 @@ def test_greedy_output_is_plain_decoding(
 def test_full_draft_vocabulary(
     kind: str, target: TargetModel, prompts: list[list[int]], plain: list[Generation]
 ) -> None:
-    """Random weights over all tokens: hardly a draft is right, the output is still plain's."""
+    """With random weights over all tokens few drafts are accepted; the output is still plain's."""
     drafter = random_drafter(kind, VOCAB, None)
     drafter.attach(target.embed_weight, target.head_weight)
     generations = ReferenceEngine(target, drafter, GREEDY).run(prompts)
@@ -143,33 +145,33 @@ def _two_tokens(
     return tokens, {step.accepted for r in run.requests for step in r.steps}
 
 
-def _law(target: TargetModel, text: list[int]) -> dict[tuple[int, ...], float]:
+def _distribution(target: TargetModel, text: list[int]) -> dict[tuple[int, ...], float]:
     """Probability of every pair of next tokens under plain sampling."""
-    law: dict[tuple[int, ...], float] = {(): 1.0}
+    distribution: dict[tuple[int, ...], float] = {(): 1.0}
     for _ in range(2):
-        rows = torch.tensor([[*text, *row] for row in law])
+        rows = torch.tensor([[*text, *row] for row in distribution])
         start = torch.zeros(len(rows), dtype=torch.long)
         out = target.forward(rows, start, target.new_cache(len(rows), rows.shape[1]))
         sampling = BatchSampling.uniform(len(rows), SAMPLED.temperature, SAMPLED.top_k)
         probs = target_distribution(target.logits(out.hidden[:, -1:]), sampling)[:, 0]
-        law = {
+        distribution = {
             (*row, token): mass * float(p)
-            for (row, mass), ps in zip(law.items(), probs, strict=True)
+            for (row, mass), ps in zip(distribution.items(), probs, strict=True)
             for token, p in enumerate(ps)
             if p > 0
         }
-    return law
+    return distribution
 
 
-def _p_value(observed: list[tuple[int, int]], law: dict[tuple[int, ...], float]) -> float:
+def _p_value(observed: list[tuple[int, int]], distribution: dict[tuple[int, ...], float]) -> float:
     """Chi-square test; pairs that are expected less than five times are counted together."""
     counts = Counter(observed)
-    assert counts.keys() <= law.keys(), "a token outside the target's support"
-    common = [pair for pair, mass in law.items() if mass * len(observed) >= 5]
+    assert counts.keys() <= distribution.keys(), "a token outside the target's support"
+    common = [pair for pair, mass in distribution.items() if mass * len(observed) >= 5]
     assert len(common) >= 4
-    expected = [law[pair] * len(observed) for pair in common]
+    expected = [distribution[pair] * len(observed) for pair in common]
     found = [counts[pair] for pair in common]
-    if len(common) < len(law):
+    if len(common) < len(distribution):
         expected.append(len(observed) - sum(expected))
         found.append(len(observed) - sum(found))
     statistic = sum((f - e) ** 2 / e for f, e in zip(found, expected, strict=True))
@@ -178,28 +180,28 @@ def _p_value(observed: list[tuple[int, int]], law: dict[tuple[int, ...], float])
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_sampled_output_has_the_targets_law(
+def test_sampled_output_has_the_targets_distribution(
     kind: str,
     target: TargetModel,
     lessons: dict[str, Lesson],
     responses: list[Response],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """And a rule that draws corrections from the target's law itself is caught (once).
+    """A rule that draws corrections from the target's own distribution is caught (once).
 
     The drafter is made far too sure of one likely token, so that corrections matter.
     """
     text, drafter = responses[0].tokens[:30].tolist(), lessons[kind].drafter
-    law = _law(target, text)
-    draftable = [pair for pair in law if pair[0] in DRAFT_IDS]
-    favourite = DRAFT_IDS.tolist().index(max(draftable, key=lambda pair: law[pair])[0])
+    distribution = _distribution(target, text)
+    draftable = [pair for pair in distribution if pair[0] in DRAFT_IDS]
+    favourite = DRAFT_IDS.tolist().index(max(draftable, key=lambda pair: distribution[pair])[0])
     modest, bias = drafter.logits, torch.zeros(len(DRAFT_IDS))
     bias[favourite] = 12.0
     monkeypatch.setattr(drafter, "logits", lambda out: modest(out) + bias)
     tokens, accepted = _two_tokens(target, drafter, text)
     assert accepted >= {0, 1}
-    assert _p_value(tokens, law) > 1e-5
+    assert _p_value(tokens, distribution) > 1e-5
     if kind == "eagle3":
         monkeypatch.setattr(engine_module, "accept_sampled", residual_skipped)
         tokens, _ = _two_tokens(target, drafter, text)
-        assert _p_value(tokens, law) < 1e-5
+        assert _p_value(tokens, distribution) < 1e-5

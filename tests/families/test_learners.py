@@ -21,7 +21,7 @@ from tests.families.conftest import DRAFT_IDS, Lesson, learner_of, teach
 from tests.families.helpers import GAMMA, KINDS, LAYERS, random_drafter
 
 
-def _learner_laws(lesson: Lesson, batch: PackedBatch) -> Tensor:
+def _learner_distributions(lesson: Lesson, batch: PackedBatch) -> Tensor:
     """Draft probabilities [P, gamma, V'] that the losses are made of."""
     learner = lesson.learner
     source = learner if hasattr(learner, "logits") else learner.chain  # type: ignore[attr-defined]
@@ -30,7 +30,7 @@ def _learner_laws(lesson: Lesson, batch: PackedBatch) -> Tensor:
 
 
 @torch.no_grad()
-def _engine_law(lesson: Lesson, response: Response, p: int, tokens: Tensor) -> Tensor:
+def _engine_distributions(lesson: Lesson, response: Response, p: int, tokens: Tensor) -> Tensor:
     """Probabilities [gamma, V] by which the engine's state would draft at anchor p, had it drawn
     `tokens` [gamma] (the draws are forced one by one through the state's generator-free path)."""
     state = proposer_of(lesson.drafter).start(2, 64)
@@ -49,13 +49,13 @@ def _engine_law(lesson: Lesson, response: Response, p: int, tokens: Tensor) -> T
 
 
 def _forced(state: object, rows: Tensor, anchor: Tensor, lens: Tensor, tokens: Tensor) -> Tensor:
-    """Draft with every draw replaced by the given token; the laws are what we are after."""
+    """Draft with every draw replaced by the given token, and return the distributions."""
     wanted = iter(tokens.tolist())
     column = {int(t): i for i, t in enumerate(DRAFT_IDS)}
 
-    def draw(law: Tensor, n: int, generator: torch.Generator | None = None) -> Tensor:
-        if len(law) > 1:  # a parallel drafter draws all rows at once; they do not depend on it
-            return torch.zeros(len(law), n, dtype=torch.long)
+    def draw(probs: Tensor, n: int, generator: torch.Generator | None = None) -> Tensor:
+        if len(probs) > 1:  # a parallel drafter draws all rows at once; they do not depend on it
+            return torch.zeros(len(probs), n, dtype=torch.long)
         return torch.tensor([[column.get(next(wanted), 0)]])
 
     with pytest.MonkeyPatch.context() as patch:
@@ -65,24 +65,26 @@ def _forced(state: object, rows: Tensor, anchor: Tensor, lens: Tensor, tokens: T
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_learner_and_engine_agree_on_every_law(
+def test_learner_and_engine_agree_on_every_distribution(
     kind: str, lessons: dict[str, Lesson], batch: PackedBatch, responses: list[Response]
 ) -> None:
-    """Packed and teacher-forced, or slot by slot with rejected rows in between: the same law.
+    """Packed teacher forcing and slot-by-slot steps with rejections give the same distribution.
 
     Only blocks whose inputs can be drafted are compared: the engine cannot draft other tokens.
     """
     lesson = lessons[kind]
-    laws = _learner_laws(lesson, batch)
+    distributions = _learner_distributions(lesson, batch)
     inside = torch.isin(batch.inputs[:, 1:], DRAFT_IDS).all(1) & batch.valid.all(1)
     chosen = inside.nonzero()[:, 0][::17]
     assert len(chosen) >= 5
     for block in chosen.tolist():
         response, p = responses[int(batch.sequence[block])], int(batch.positions[block])
-        law = _engine_law(lesson, response, p, batch.labels[block])
-        torch.testing.assert_close(law[:, DRAFT_IDS], laws[block], atol=1e-5, rtol=1e-3)
-        assert float(law.sum(-1).min()) == pytest.approx(1.0, abs=1e-5)
-        assert not law[:, ~torch.isin(torch.arange(VOCAB), DRAFT_IDS)].any()
+        distribution = _engine_distributions(lesson, response, p, batch.labels[block])
+        torch.testing.assert_close(
+            distribution[:, DRAFT_IDS], distributions[block], atol=1e-5, rtol=1e-3
+        )
+        assert float(distribution.sum(-1).min()) == pytest.approx(1.0, abs=1e-5)
+        assert not distribution[:, ~torch.isin(torch.arange(VOCAB), DRAFT_IDS)].any()
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -96,18 +98,18 @@ def test_a_block_does_not_see_past_its_anchor(
     before = torch.zeros(len(batch.tokens), dtype=torch.bool)
     before[first : first + p] = True
 
-    def law(mask: Tensor) -> Tensor:
+    def distribution(mask: Tensor) -> Tensor:
         changed = batch.__class__(**{**vars(batch)})
         for name in ("features", "last_hidden"):
             vars(changed)[name] = torch.where(
                 mask[:, None], getattr(batch, name) + 1.0, getattr(batch, name)
             )
         vars(changed)["tokens"] = torch.where(mask, (batch.tokens + 1) % VOCAB, batch.tokens)
-        return _learner_laws(lessons[kind], changed)[block]
+        return _learner_distributions(lessons[kind], changed)[block]
 
-    same = _learner_laws(lessons[kind], batch)[block]
-    torch.testing.assert_close(law(~before), same, atol=1e-6, rtol=1e-4)
-    assert not torch.allclose(law(before), same, atol=1e-3)
+    same = _learner_distributions(lessons[kind], batch)[block]
+    torch.testing.assert_close(distribution(~before), same, atol=1e-6, rtol=1e-4)
+    assert not torch.allclose(distribution(before), same, atol=1e-3)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -122,15 +124,15 @@ def test_loss_is_the_objective(kind: str, target: TargetModel, batch: PackedBatc
     drafter = random_drafter(kind, VOCAB, None)
     learner = learner_of(drafter, kind, target, None)
     parts = learner.losses(batch)
-    laws = _learner_laws(Lesson(drafter, learner, []), batch)
+    distributions = _learner_distributions(Lesson(drafter, learner, []), batch)
     truth = target.logits(batch.hidden).softmax(-1)
     weight = torch.exp(-torch.arange(GAMMA) / GAMMA) * batch.valid
-    ce = -laws.gather(-1, batch.labels[..., None])[..., 0].log()
-    l_tv = (laws - truth).abs().sum(-1)
+    ce = -distributions.gather(-1, batch.labels[..., None])[..., 0].log()
+    l_tv = (distributions - truth).abs().sum(-1)
     objective = ObjectiveConfig()
     naive = (weight * (objective.ce * ce + objective.tv * l_tv)).sum() / weight.sum()
     assert float(parts.total.detach()) == pytest.approx(float(naive), rel=1e-4)
-    overlap = torch.minimum(laws, truth).sum(-1)
+    overlap = torch.minimum(distributions, truth).sum(-1)
     torch.testing.assert_close(parts.accept, overlap.flatten(), atol=1e-5, rtol=1e-4)
     assert parts.confidence is None
     parts.total.backward()

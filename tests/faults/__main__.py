@@ -55,7 +55,7 @@ def document(outcomes: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def kept(path: Path) -> list[dict[str, Any]]:
-    """What an earlier run of the same commit noted; nothing where there is none."""
+    """Read the outcomes of an earlier run of the same commit; none without such a run."""
     if not path.is_file():
         return []
     earlier = load_json(path)

@@ -20,9 +20,9 @@ TOKENS, LONG = 64, 240
 PROMPTS = [[5 + (7 * i + 3 * j) % 200 for j in range(3 + 4 * i)] for i in range(12)]
 LIMIT_S = 30.0  # nothing hangs longer
 SITE = Path(__file__).parent / "site"
-SEATS, POOL = 16, 2048  # requests; tokens of the KV pool
+SLOTS, POOL = 16, 2048  # requests; tokens of the KV pool
 FLAGS = (
-    *("--max-running-requests", str(SEATS), "--enable-metrics"),
+    *("--max-running-requests", str(SLOTS), "--enable-metrics"),
     *("--max-total-tokens", str(POOL), "--schedule-conservativeness", "0.05"),
 )
 # SGLang's own checks of its pools: in every step, and page by page; a leak ends the server
@@ -34,7 +34,7 @@ CHECKS = {
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a fault, as docs/faults.md shows it.
+    """Outcome of a fault, as docs/faults.md shows it.
 
     happens: in words. named: the counter or the line that names it. recovered_s: from the fault's
     end, or from the fault itself where it has none, to the first right answer. lost: requests
@@ -73,7 +73,7 @@ class Live:
         (self.folder / f"{fault}.json").unlink(missing_ok=True)
 
     def happened(self, fault: str) -> bool:
-        """Whether all its times are over."""
+        """Return whether the fault has happened as often as armed."""
         return not (self.folder / f"{fault}.json").exists()
 
     def entered(self, stage: str) -> None:
@@ -112,11 +112,11 @@ class Live:
         return sum(float(n) for has, n in rows if all(each in has for each in wanted))
 
     def fallbacks(self, fallback: Fallback) -> int:
-        """How often it fell back so."""
+        """Return the count of this fallback."""
         return int(self.count("sglang:dspark_fallbacks_total", reason=fallback.value))
 
     def log_count(self, text: str) -> int:
-        """How often the log has it."""
+        """Return how often the log contains the text."""
         return self.served.log.count(text)
 
     def at_rest(self) -> None:
@@ -144,7 +144,7 @@ class Live:
         told.unlink(missing_ok=True)
         self.arm("costs")
         self.ask(0, 8)
-        await_that(told.exists, "no costs were told")
+        await_that(told.exists, "no costs were written")
         return list(json.loads(told.read_text()))
 
     def scheduler(self) -> psutil.Process:
@@ -177,6 +177,6 @@ def await_that(holds: Any, otherwise: str, limit_s: float = LIMIT_S) -> None:
 
 
 def unpoisoned(before: Sequence[float], after: Sequence[float]) -> None:
-    """What steps are thought to cost has hardly moved; a neighbour may have slowed some."""
+    """Check that predicted step times moved by less than 4x; a busy machine may slow some."""
     ratios = [b / a for a, b in zip(before, after, strict=True)]
     assert all(0.25 < ratio < 4 for ratio in ratios), f"predicted step times moved by {ratios}"

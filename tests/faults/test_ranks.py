@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.server, pytest.mark.slow, pytest.mark.xdist_group("fau
 
 
 class Split(NamedTuple):
-    """What one rank does alone. lines: of the log; named: as the table has it."""
+    """A fault of one rank alone. lines: of the log; named: as the table has it."""
 
     fault: str
     text: str
@@ -56,7 +56,7 @@ def ranks(
 
 @pytest.mark.parametrize("split", SPLITS, ids=lambda split: split.fault)
 def test_one_rank_does_something_else(ranks: Live, note: Note, split: Split) -> None:
-    """Half a model's answer is none: nobody gets a wrong one, and nobody waits for ever."""
+    """Half a model's answer is none: no client gets a wrong one, and none waits for ever."""
     ranks.lossless()
     ranks.at_rest()
     first = psutil.Process(ranks.served.process.pid)

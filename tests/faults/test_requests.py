@@ -1,4 +1,4 @@
-"""Requests that end early, come in storms, or are more than there are seats."""
+"""Test requests that end early, arrive in bursts, or outnumber the slots."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from tests.faults.conftest import Note
-from tests.faults.live import LIMIT_S, LONG, POOL, PROMPTS, SEATS, Live, Outcome, await_that
+from tests.faults.live import LIMIT_S, LONG, POOL, PROMPTS, SLOTS, Live, Outcome, await_that
 
 pytestmark = [pytest.mark.server, pytest.mark.slow, pytest.mark.xdist_group("faults")]
 
@@ -108,14 +108,14 @@ def _leaves(live: Live, number: int, wait_s: float) -> None:
 
 def test_more_requests_than_seats_wait_their_turn(live: Live, note: Note) -> None:
     live.served.pool.use(live.served)
-    turns = [at % len(PROMPTS) for at in range(3 * SEATS)]
+    turns = [at % len(PROMPTS) for at in range(3 * SLOTS)]
     answers = live.served.each(lambda at: {"ids": live.ask(at)}, turns, len(turns))
     assert [each["ids"] for each in answers] == [live.expected[at] for at in turns]
     recovered = live.recovered()
     live.at_rest()
     note(
         Outcome(
-            f"{len(turns)} requests at once for {SEATS} seats and a pool of {POOL} tokens",
+            f"{len(turns)} requests at once for {SLOTS} slots and a pool of {POOL} tokens",
             "they wait their turn",
             "`sglang:num_queue_reqs`",
             recovered,
@@ -128,14 +128,14 @@ def test_more_requests_than_seats_wait_their_turn(live: Live, note: Note) -> Non
 def test_requests_that_outgrow_the_pool_are_retracted(live: Live, note: Note) -> None:
     """They come a few at a time, so each finds room; their answers together are twice the pool."""
     live.served.pool.use(live.served)
-    turns = [at % len(PROMPTS) for at in range(SEATS)]
+    turns = [at % len(PROMPTS) for at in range(SLOTS)]
     assert sum(len(PROMPTS[at]) + LONG for at in turns) > 1.8 * POOL
     before, asked = live.count(RETRACTED), 0
     deadline = time.monotonic() + LIMIT_S
     while live.count(RETRACTED) == before:
         assert time.monotonic() < deadline, "no request was retracted"
         live.served.flush_cache()
-        with ThreadPoolExecutor(SEATS) as threads:
+        with ThreadPoolExecutor(SLOTS) as threads:
             answers = [threads.submit(_later, live, n, at) for n, at in enumerate(turns)]
             found = [each.result() for each in answers]
         for tokens, at in zip(found, turns, strict=True):

@@ -32,7 +32,7 @@ def tokens_per_s(live: Live) -> float:
 
 
 def test_a_pause_costs_no_speed_afterwards(pool: ServerPool, note: Note) -> None:
-    """The pause falls into requests in work; what is measured lies on either side of it."""
+    """The pause happens during requests; speed is measured before and after it."""
     flags = ("--max-running-requests", "16", "--enable-metrics")
     drafter = (*DSPARK_FLAGS, str(shipped_drafter_path()))
     live = Live(pool.start("demo", ensure_demo_target(), *drafter, *flags), pool.folder, [], [])

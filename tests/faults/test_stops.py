@@ -32,7 +32,7 @@ def under_load(live: Live, threads: ThreadPoolExecutor) -> list[Future[list[int]
 
 
 def lost(asked: Sequence[Future[list[int]]], live: Live) -> int:
-    """How many got an error, none of them after more than the limit; all others are right."""
+    """Count requests with an error, each within the limit; check that all others are right."""
     errors = 0
     for at, future in enumerate(asked):
         try:

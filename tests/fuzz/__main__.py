@@ -28,7 +28,7 @@ MOST_ADDRESSES = 24 << 30  # bytes
 
 
 def counts(families: Sequence[Family], cases: int) -> list[int]:
-    """How many cases each gets, `cases` in all or a few more."""
+    """Return the cases of each family, `cases` in all or a few more."""
     shares = sum(each.share for each in families)
     return [max(1, round(cases * each.share / shares + 0.5)) for each in families]
 
@@ -46,7 +46,7 @@ def of_files(groups: Sequence[str], folder: Path) -> list[Family]:
 
 @contextmanager
 def at_most_addresses(limit: int) -> Iterator[None]:
-    """What grows without bound in it ends there, and not the machine."""
+    """Limit the address space, so that unbounded growth ends the block and not the machine."""
     before = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (limit, before[1]))
     try:

@@ -1,7 +1,7 @@
-"""Families of drafters' folders: their config.json, their safetensors files and index, and what may
-lie beside them or under their names, pickles above all.
+"""Generate drafter folders: their config.json, safetensors files and index, and other files.
 
-Each is read as a server checks it before it starts, and as our own engine opens it.
+Other files, pickles above all, are in the same folder or have the same names.
+Each folder is read as a server checks it before it starts, and as our own engine opens it.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Explodes:
 
 @dataclass(frozen=True)
 class Heads:
-    """What a drafter takes of its target, [V, d] each."""
+    """The target's tensors that a drafter uses, [V, d] each."""
 
     embed_weight: Tensor
     head_weight: Tensor
@@ -137,7 +137,7 @@ def _other(kind: str) -> Any:
 
 
 def _weights(check: Loaded) -> st.SearchStrategy[Files]:
-    """Other safetensors files, and what may lie beside them."""
+    """Other safetensors files, and other files in the same folder."""
     valid = check.kept[WEIGHTS]
     pickled = _pickles(str(check.sentinel))
     elsewhere = ("weights.safetensors", "a.safetensors", "zz.safetensors", WEIGHTS)

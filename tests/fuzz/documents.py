@@ -1,7 +1,7 @@
 """Hypothesis strategies for broken files: a valid document changed in structure, text or bytes.
 
-A document is what JSON can hold. A dialect says how it stands in a file: JSON, YAML, JSON lines,
-CSV. Values that no document can hold (NaN, tags, numbers of 5000 digits) are written into the text.
+A document is what JSON can hold. A dialect is its form in a file: JSON, YAML, JSON lines, CSV.
+Values that no document can hold (NaN, tags, numbers of 5000 digits) are written into the text.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ EXECUTES = (
 
 @dataclass(frozen=True)
 class Dialect:
-    """How a document becomes text, and the texts that may stand for a value in it."""
+    """The form of a document as text, and texts that may replace a value in it."""
 
     name: str
     render: Callable[[Any], str]

@@ -1,7 +1,7 @@
-"""Runs a family of generated cases to its end, whatever it finds, and tells what that is.
+"""Run all cases of a family and report the findings.
 
-Hypothesis generates. A case is accepted or refused; what else comes of it is a finding, told by
-where it was raised and kept with the smallest case that leads there.
+Hypothesis generates. A case is accepted or refused; any other outcome is a finding, identified by
+the line that raised it and kept with the smallest case that leads there.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Finding:
 
 @dataclass
 class Tally:
-    """What came of a family."""
+    """Counts and findings of a family."""
 
     name: str
     group: str
@@ -109,7 +109,7 @@ def _judge(family: Family, tally: Tally, case: Any) -> None:
     except KeyboardInterrupt:
         raise
     except BaseException as error:
-        said, place = _told(error)
+        said, place = _described(error)
         known = tally.findings.get(place)
         if known is None:
             tally.findings[place] = Finding(said, place, case)
@@ -122,13 +122,13 @@ def _judge(family: Family, tally: Tally, case: Any) -> None:
         tally.refused += not accepted
 
 
-def _told(error: BaseException) -> tuple[str, str]:
-    """What was raised, and the last line of ours that it came from."""
+def _described(error: BaseException) -> tuple[str, str]:
+    """Return the error as text, and our last line in its traceback."""
     frames = traceback.extract_tb(error.__traceback__)
     ours = [f for f in frames if "/sglang_dspark/" in f.filename or "/loadtest/" in f.filename]
     frame = (ours or frames)[-1]
     name = "/".join(frame.filename.split("/")[-3:])
-    # Of an assertion of our own the words tell one finding from another.
+    # Our own assertions are distinguished by their words.
     words = str(error).split(":")[0] if not ours or isinstance(error, AssertionError) else ""
     place = f"{name}:{frame.lineno} {type(error).__name__} {words}".strip()
     return f"{type(error).__name__}: {str(error)[:500]}", place
@@ -162,7 +162,7 @@ def _shrink(family: Family, finding: Finding, number: int) -> None:
 
 
 def _size(case: Any) -> int:
-    """How long a case is, without writing it out."""
+    """Return the length of a case, without the repr of all of it."""
     if isinstance(case, bytes | str):
         return len(case)
     if isinstance(case, tuple):

@@ -64,10 +64,10 @@ class Kind:
 
 
 class Reading:
-    """Puts a case in place and reads it, in a folder of its own: some files are read once a path.
+    """Write a case to a file and read it, in its own folder: some files are read once a path.
 
-    True where it is taken, False for one DSparkError in one line that names the file; whatever else
-    comes of it is raised.
+    Returns True for an accepted case, False for a DSparkError in one line that names the file.
+    Raises any other error.
     """
 
     def __init__(self, folder: Path, file: str, read: Callable[[Path], object]):
@@ -90,7 +90,7 @@ class Reading:
 
 
 def accepts(read: Callable[[Path], object], path: Path, named: Path) -> bool:
-    """Whether `read` takes the file. named: what a refusal must name."""
+    """Return whether `read` accepts the file. named: the path that a refusal must name."""
     try:
         with watched():
             read(path)

@@ -1,5 +1,6 @@
-"""What must not happen while a file is read: code run, a pickle loaded, a connection made, time or
-memory without bound. The interpreter's own audit events tell, whoever calls.
+"""Guard the reading of a file: no code, no pickle, no connection, bounded time and memory.
+
+The interpreter's own audit events report a violation, from any caller.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class Forbidden(BaseException):
 
 
 class _Watch:
-    """Whether we look, and what was seen."""
+    """State of the audit hook: on or off, and the events seen."""
 
     on = False
     installed = False

@@ -23,7 +23,7 @@ from tests.integration.serving import DSPARK_FLAGS, Served, ServerPool
 
 ANSWER_S = 60.0  # beside a busy neighbour; milliseconds are usual
 SETTLE_S = 2.0  # until a process that ends has written why
-BEFORE = 3  # requests that a finding tells besides its own
+BEFORE = 3  # requests that a finding shows besides its own
 EVERY = 10  # cases between two looks at how others fare
 LEFT = 4  # cases between two whose second client leaves
 PATIENCE_S = (0.003, 0.01, 0.03, 0.1, 0.3)  # of such clients
@@ -48,7 +48,7 @@ class Live:
         self.before = self._canary()
 
     def __call__(self, sent: Sent) -> bool:
-        """Whether the server answers; False where it refuses. Raises AssertionError otherwise."""
+        """Return True for an answer, False for a refusal. Raises AssertionError otherwise."""
         self.sent += 1
         beside = self.others.submit(self._canary) if self.sent % EVERY == 0 else None
         if self.sent % LEFT == 0:
@@ -108,7 +108,7 @@ class Live:
         return list(answer.json()["output_ids"])
 
     def _story(self) -> str:
-        """What the log says of an end, and the requests before: one of them may have led there."""
+        """Return the log's last error and the requests before; one of them may have caused it."""
         time.sleep(SETTLE_S)
         said = [line for line in self.served.log.splitlines() if RAISED.match(line)]
         return f"{said[-1] if said else 'nothing raised'}; before: {list(self.latest)}"
@@ -125,7 +125,7 @@ class Live:
 
 
 def _kind(text: str) -> str:
-    """What a message says, without what differs from request to request."""
+    """Return a message without the parts that differ between requests."""
     return re.sub(r"[^A-Za-z_ ]+", " ", text)[:120].strip()
 
 

@@ -1,4 +1,4 @@
-"""The fuzz finds what it is there for: readers and writers with a known fault are told, small."""
+"""Test that the fuzz reports readers and writers with a known fault, with a small case."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def found(
 
 
 def whole(path: Path) -> Any:
-    with reading(path, "file", "mend it"):
+    with reading(path, "file", "fix it"):
         return load_json(path)
 
 

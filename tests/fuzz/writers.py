@@ -62,7 +62,7 @@ class Cut:
 
 
 class Writing:
-    """Writes over files that stand there, and is cut off."""
+    """Write over existing files, and cut the writer off."""
 
     def __init__(self, folder: Path, writer: Writer):
         self.folder, self.writer = folder, writer
@@ -121,7 +121,7 @@ def _at_most(limit: int) -> Iterator[None]:
 
 
 def _killed(write: Callable[[], None], limit: int) -> bool:
-    """Whether a child that may write `limit` bytes ends of it."""
+    """Return whether a limit of `limit` bytes kills a child that writes."""
     child = os.fork()
     if child == 0:
         try:

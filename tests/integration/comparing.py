@@ -18,12 +18,12 @@ SAMPLING: tuple[dict[str, Any], ...] = (
 
 
 class Question(NamedTuple):
-    """A request to /generate. fields: what stands beside its sampling parameters."""
+    """A request to /generate. fields: those next to its sampling parameters."""
 
     prompt: str
     sampling: dict[str, Any]
     tokens: int = 32
-    fields: dict[str, Any] = {}  # noqa: RUF012  (nobody changes it)
+    fields: dict[str, Any] = {}  # noqa: RUF012  (never mutated)
 
     def ask(self, server: Served) -> Any:
         """The answer; a list of them where the sampling parameters ask for several."""

@@ -97,7 +97,7 @@ class Served:
         return {(c.laddr.ip, c.laddr.port) for c in found if c.status == psutil.CONN_LISTEN}
 
     def healthy(self) -> bool:
-        """Whether the server runs and can generate."""
+        """Return whether the server runs and can generate."""
         self.pool.use(self)
         return self.process.alive() and self.request("GET", "/health_generate").status_code == 200
 

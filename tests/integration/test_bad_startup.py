@@ -195,8 +195,8 @@ def test_a_mode_that_is_sglangs_alone(tiny: TinyPair, tmp_path: Path) -> None:
     refused(launch(tiny, tiny.drafter, "--dspark-config", str(config)), *says)
 
 
-# Somebody else's plugin, which changes SGLang in the processes named. SGLang imports all plugins
-# before it calls the first, so this happens before ours, whatever their order.
+# A third-party plugin, which changes SGLang in the processes named. SGLang imports all plugins
+# before it calls the first, so in any order this happens before ours.
 RIVAL = """
 import sys
 

@@ -1,4 +1,4 @@
-"""One cache for starts with unlike block sizes; one answer from all."""
+"""Test starts with different block sizes and one cache: all give one answer."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def answer(
 
 
 def source(log: str) -> str:
-    """What the one line about the mode says of the step times."""
+    """Return the source of the step times that the one line about the mode names."""
     (line,) = (line for line in log.splitlines() if "sglang-dspark: mode " in line)
     found = re.search(r"drafts of 1 to (\d) positions (measured in|read from)", line)
     assert found is not None, line

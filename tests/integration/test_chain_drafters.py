@@ -16,7 +16,7 @@ from tests.integration.prompts import PROMPTS
 from tests.integration.serving import DSPARK_FLAGS, Served, ServerPool
 from tests.integration.test_greedy_equal import check_equal
 from tests.integration.test_headless import PLANTED, mean_window
-from tests.integration.test_scheduled_law import check_law
+from tests.integration.test_scheduled_distribution import check_distribution
 from tests.integration.test_scheduling import windows
 from tests.integration.test_seeds import seeded, tokens
 
@@ -85,5 +85,5 @@ def test_a_seed_decides_the_tokens(plain: Served, chained: Served) -> None:
 
 @pytest.mark.slow
 def test_sampling_follows_the_plain_distribution(plain: Served, chained: Served) -> None:
-    counts = check_law(plain, chained, scheduled=True)
+    counts = check_distribution(plain, chained, scheduled=True)
     assert sum(counts[2:]) > 0, "nothing was verified"

@@ -1,7 +1,8 @@
 """Algorithm 1 served (`schedule.algorithm: early-stop`): K by the present step, floors before it.
 
 The floors are there because a stop that did not count them looked ahead (docs/losslessness.md). The
-law is held to the tests of test_scheduled_law.py, greedy tokens to those of test_greedy_equal.py.
+tests of test_scheduled_distribution.py check the distribution, those of test_greedy_equal.py greedy
+tokens.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import pytest
 from tests.integration.prompts import PROMPTS
 from tests.integration.serving import DSPARK_FLAGS, Served, ServerPool
 from tests.integration.test_greedy_equal import check_equal
-from tests.integration.test_scheduled_law import check_law
+from tests.integration.test_scheduled_distribution import check_distribution
 
 PLANTED = Path(__file__).parent / "planted"
 
@@ -40,7 +41,7 @@ def early_stop(pool: ServerPool, demo_target: Path, demo_drafter: Path) -> Itera
         str(config),
         PYTHONPATH=str(PLANTED),
         DSPARK_PLANTED_COSTS="1",
-        XDG_CACHE_HOME=str(pool.folder / "planted"),  # the planted costs are nobody else's
+        XDG_CACHE_HOME=str(pool.folder / "planted"),  # a private cache for the planted costs
     )
     pool.stop("early-stop")
 
@@ -51,8 +52,8 @@ def test_the_log_names_the_algorithm(early_stop: Served) -> None:
 
 
 @pytest.mark.slow
-def test_sampling_follows_the_plain_law(plain: Served, early_stop: Served) -> None:
-    counts = check_law(plain, early_stop, scheduled=True)
+def test_sampling_follows_the_plain_distribution(plain: Served, early_stop: Served) -> None:
+    counts = check_distribution(plain, early_stop, scheduled=True)
     assert counts[2] > 0, "no window ended with its floor"
     assert sum(counts[3:]) > 0, "nothing was verified behind the floors"
 

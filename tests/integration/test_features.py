@@ -122,7 +122,7 @@ def test_stop_token_in_the_middle_of_a_block(dspark: Served) -> None:
     assert stopped["output_ids"] == free[: free.index(token) + 1]
 
 
-def test_max_new_tokens_is_exact_whatever_was_accepted(dspark: Served) -> None:
+def test_max_new_tokens_is_exact_for_any_acceptance(dspark: Served) -> None:
     free = dspark.generate(PROMPT, max_new_tokens=24)["output_ids"]
     for count in (1, 2, 3, 7, 8):
         answer = dspark.generate(PROMPT, max_new_tokens=count)
@@ -232,7 +232,7 @@ def test_metrics_count_tokens_and_verify_steps(dspark: Served) -> None:
     "sampling",
     [{"top_k": 10**9, "temperature": 1.0}, {"max_new_tokens": 0}, {"min_new_tokens": 3}],
 )
-def test_odd_but_lawful_requests_are_served(dspark: Served, sampling: dict[str, Any]) -> None:
+def test_odd_but_valid_requests_are_served(dspark: Served, sampling: dict[str, Any]) -> None:
     answer = dspark.generate("Once upon", max_new_tokens=4, sampling_params=sampling)
     assert answer["meta_info"]["completion_tokens"] <= 4
     assert dspark.healthy()

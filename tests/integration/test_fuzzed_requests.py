@@ -24,7 +24,7 @@ def test_requests_are_answered_or_refused(tiny_dspark: Served) -> None:
     found = [str(each) for tally in tallies for each in tally.findings.values()]
     assert not found, "\n".join(found)
     assert sum(each.cases for each in tallies) >= REQUESTS
-    # The tiny model has no chat template, so chats are refused whatever they say.
+    # The tiny model has no chat template, so all chats are refused.
     others = [each for each in tallies if "/chat/" not in each.name]
     assert sum(each.accepted for each in others) > 0.1 * sum(each.cases for each in others)
     assert sum(each.refused for each in tallies) > 0.1 * REQUESTS

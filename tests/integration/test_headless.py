@@ -2,7 +2,7 @@
 
 The demo drafter loses its head. What passes cost is planted: beside busy neighbours no draft may
 pay. Greedy tokens are held to the test of test_greedy_equal.py, sampled ones to those of
-test_scheduled_law.py.
+test_scheduled_distribution.py.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tests.integration.prompts import PROMPTS
 from tests.integration.serving import DSPARK_FLAGS, Served, ServerPool
 from tests.integration.test_features import metric
 from tests.integration.test_greedy_equal import check_equal
-from tests.integration.test_scheduled_law import check_law
+from tests.integration.test_scheduled_distribution import check_distribution
 from tests.integration.test_scheduling import windows
 from tests.integration.tiny_models import TinyPair
 
@@ -112,5 +112,5 @@ def test_a_converted_dflash_drafter_is_scheduled(
 
 @pytest.mark.slow
 def test_sampling_follows_the_plain_distribution(plain: Served, headless: Served) -> None:
-    counts = check_law(plain, headless, scheduled=True)
+    counts = check_distribution(plain, headless, scheduled=True)
     assert sum(counts[2:]) > 0, "nothing was verified"

@@ -23,7 +23,7 @@ def ids_of(server: Served, text: str) -> list[int]:
 
 
 def usual_tokens(server: Served) -> list[int]:
-    """What the prompt's greedy answer is made of."""
+    """Return the set of tokens of the prompt's greedy answer."""
     return sorted(set(server.generate(PROMPT, TOKENS)["output_ids"]))
 
 
@@ -59,7 +59,7 @@ def test_unseeded_answers_avoid_what_is_forbidden(dspark_ragged: Served) -> None
     answers = ask_all(dspark_ragged, questions, 8)
     assert _share(answers[::2], forbidden) == 0.0
     # A twentieth is a dozen tokens of 256: none of them among the others is no accident.
-    assert _share(answers[1::2], forbidden) > 0.05, "they would hardly come anyway"
+    assert _share(answers[1::2], forbidden) > 0.05, "these tokens are rare even without a bias"
 
 
 def test_openai_logit_bias(plain: Served, dspark_ragged: Served) -> None:

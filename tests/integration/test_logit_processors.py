@@ -52,7 +52,7 @@ def counted(behind: int = 0) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def processing(pool: ServerPool, noisy: TinyPair) -> Iterator[Served]:
-    """It drafts in every step, whatever that costs."""
+    """Start a server that drafts in every step, at any cost."""
     config = pool.folder / "processing.yaml"
     config.write_text("schedule: {threshold: 0.1}\n")
     flags = ("--enable-custom-logit-processor", "--dspark-config", str(config))

@@ -14,10 +14,10 @@ import torch
 from safetensors.torch import load_file
 
 from sglang_dspark.backends.cpu.weight_formats import FORMATS, dense, pack
-from tests.integration import test_sampled_law as law
 from tests.integration.prompts import LONG, PROMPTS
 from tests.integration.serving import DSPARK_FLAGS, Served, ServerPool
 from tests.integration.test_greedy_equal import check_equal
+from tests.integration.test_sampled_distribution import check_distribution
 from tests.integration.tiny_models import TinyPair
 
 pytestmark = [pytest.mark.server, pytest.mark.xdist_group("packed-weights")]
@@ -37,8 +37,8 @@ def start(
     cpu = {"weights": form, "activations": activations}
     config.write_text(json.dumps({"cpu": cpu, "schedule": {"mode": mode}}))
     flags = () if drafter is None else (*DSPARK_FLAGS, str(drafter))
-    seats = ("--max-running-requests", "16", "--dspark-config", str(config))
-    return pool.start(f"{name}-{form}", target, *flags, *seats)
+    slots = ("--max-running-requests", "16", "--dspark-config", str(config))
+    return pool.start(f"{name}-{form}", target, *flags, *slots)
 
 
 @pytest.mark.parametrize(
@@ -88,10 +88,10 @@ def test_sampled_tokens_follow_the_rounded_target(
     served = start(
         pool, form, "tiny", noisy.target, noisy.drafter, mode="static", activations="wide"
     )
-    law.check_law(served, rounded, 256)
+    check_distribution(served, rounded, 256)
 
 
 def _rounded(weight: torch.Tensor, form: str) -> torch.Tensor:
-    """What a weight with any number of rows stands for when it is packed."""
+    """Return the values that a packed weight with any number of rows represents."""
     padded = torch.nn.functional.pad(weight, (0, 0, 0, -len(weight) % 16))
     return dense(pack(padded, FORMATS[form]))[: len(weight)].clone()

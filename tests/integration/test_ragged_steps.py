@@ -1,4 +1,4 @@
-"""Windows of unlike lengths, served: every step accepts what the reference engine's drafts allow.
+"""Test served ragged windows: every step accepts what the reference engine's drafts allow.
 
 A wrong cache slot of the draft's context costs no token, only acceptance, so the answers alone
 cannot show it. From the anchor at a position the engine, which verifies all drafts, accepts A of
@@ -44,7 +44,7 @@ def listening(tiny: tiny_models.TinyPair, tmp_path_factory: pytest.TempPathFacto
 
 @pytest.fixture(scope="module")
 def ragged(pool: ServerPool, tiny: tiny_models.TinyPair, listening: Path) -> Iterator[Served]:
-    """The tiny target with that drafter; windows by confidence alone, whatever steps cost."""
+    """The tiny target with that drafter; windows by confidence alone, at any step cost."""
     config = pool.folder / "threshold.yaml"
     config.write_text(f"schedule: {{threshold: {THRESHOLD}}}\n")
     arguments = ("--max-running-requests", "16", "--dspark-config", str(config))
@@ -80,13 +80,13 @@ def streamed(server: Served, prompt: Sequence[int]) -> Answer:
     meta = pieces[-1]["meta_info"]
     counts = [*meta["spec_cap_lens_histogram"][1:], *[0] * tiny_models.GAMMA]  # from the anchor on
     counts = counts[: tiny_models.GAMMA + 1]
-    counts[-1] += meta["spec_verify_ct"] - sum(counts)  # where all windows were whole none is told
+    counts[-1] += meta["spec_verify_ct"] - sum(counts)  # the histogram omits whole windows
     ends = [len(piece["output_ids"]) for piece in pieces]
     return Answer(pieces[-1]["output_ids"], ends, tuple(counts))
 
 
 def explained(answer: Answer, allowed: list[int]) -> bool:
-    """Whether steps of these windows, in some order, lead from piece to piece."""
+    """Return whether steps of these windows, in some order, lead from piece to piece."""
 
     @cache
     def leads(at: int, left: tuple[int, ...]) -> bool:

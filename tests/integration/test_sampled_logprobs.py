@@ -1,4 +1,4 @@
-"""Log-probabilities of sampled tokens, served: those of the target, whatever was drafted.
+"""Test served log-probabilities of sampled tokens: those of the target, for any drafts.
 
 SGLang returns log softmax(logits / T) before any cut. On the plain server a probability below
 float32's range has a logarithm of -3.4e38, under DSPARK its true one: below FLOOR both count alike.
@@ -17,7 +17,7 @@ from tests.integration.prompts import PROMPTS
 from tests.integration.serving import Served
 from tests.integration.test_features import PROMPT
 from tests.integration.test_greedy_equal import accepted_drafts
-from tests.integration.test_scheduled_law import tokens_of
+from tests.integration.test_scheduled_distribution import tokens_of
 from tests.integration.test_scheduling import windows
 
 pytestmark = [pytest.mark.server, pytest.mark.xdist_group("demo-pair")]
@@ -47,7 +47,7 @@ def numbers(answer: dict[str, Any], name: str) -> tuple[NDArray[np.float64], lis
 
 
 def test_seeded_logprobs_are_the_plain_servers(plain: Served, dspark_ragged: Served) -> None:
-    """All settings at once, so that ragged windows of several requests lie beside each other."""
+    """All settings run at once, so that one batch has ragged windows of several requests."""
     questions = [Question(PROMPTS[i], each, TOKENS, ASKED) for i, each in enumerate(SETTINGS)]
     got = equal_answers(plain, dspark_ragged, questions, concurrency=len(questions))
     assert sum(steps > 0 for steps in windows(got)[1:]) >= 3, "windows of one length"

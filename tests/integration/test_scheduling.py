@@ -49,7 +49,7 @@ def await_counts(
     """The counters grow by what the answer says of itself, while nothing else is asked.
 
     The answer may be here before the counts, which follow it within a step's time. unread: steps
-    that may have been on their way when it ended, which nobody reads.
+    that may have been running when it ended; the answer does not count them.
     """
     deadline = time.monotonic() + 30
     while True:
@@ -69,14 +69,14 @@ def test_one_line_says_what_was_profiled_and_which_mode(dspark: Served) -> None:
 
 
 def test_numbers_are_float32_where_no_flag_says_otherwise(dspark: Served, plain: Served) -> None:
-    """Upstream takes float16, where this drafter's confidence was no number."""
+    """Upstream uses float16, in which this drafter's confidence was NaN."""
     for server in (dspark, plain):
         assert server.request("GET", "/get_server_info").json()["dtype"] == "float32"
     assert dspark.log.count("sglang-dspark: dtype float32") == 1
 
 
-def test_a_full_server_fills_a_freed_seat_at_once(dspark: Served) -> None:
-    """Upstream waits with DSPARK until three of 16 seats are free."""
+def test_a_full_server_fills_a_freed_slot_at_once(dspark: Served) -> None:
+    """Upstream waits with DSPARK until three of 16 slots are free."""
     ended: list[str] = []
 
     def ask(name: str) -> dict[str, Any]:
@@ -89,8 +89,8 @@ def test_a_full_server_fills_a_freed_seat_at_once(dspark: Served) -> None:
     assert set(ended[:2]) == {"short", "waiting"}, ended
 
 
-def test_windows_of_unlike_lengths_are_verified(dspark_ragged: Served) -> None:
-    """That the tokens are the plain server's is the business of test_greedy_equal."""
+def test_ragged_windows_are_verified(dspark_ragged: Served) -> None:
+    """Test the window lengths alone; test_greedy_equal compares the tokens."""
     fields = {"max_new_tokens": 48, "sampling_params": {"ignore_eos": True}}
     counts = windows(dspark_ragged.generate_all(PROMPTS[:16], 8, **fields))
     assert counts[0] == 0

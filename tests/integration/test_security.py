@@ -1,4 +1,4 @@
-"""A server listens on loopback alone, asks for its keys, and tells them neither log nor client."""
+"""Test that a server listens on loopback alone, requires its keys, and never prints them."""
 
 from __future__ import annotations
 

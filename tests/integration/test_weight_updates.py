@@ -32,7 +32,7 @@ def start(pool: ServerPool, pair: TinyPair, weights: str) -> Served:
 
 
 def followed(pair: TinyPair, first: int) -> list[int]:
-    """What a table says behind a token."""
+    """Return the greedy tokens of a table after a token."""
     tokens = [first]
     for _ in range(TOKENS):
         tokens.append(int(pair.logits[tokens[-1]].argmax()))

@@ -23,10 +23,10 @@ def reference(given: Windows, rule: Rule = rejection.accept_sampled) -> Acceptan
     """By `rule`, and as they would have it alone the greedy and the seeded requests."""
     requests, gamma = given.drafts.shape
     limits = given.lengths.long()
-    probs = law(given)
+    probs = distribution(given)
     found = rule(
         given.drafts,
-        _draft_law(given),
+        _draft_distribution(given),
         probs,
         given.accept_uniforms,
         given.bonus_uniforms,
@@ -45,7 +45,7 @@ def reference(given: Windows, rule: Rule = rejection.accept_sampled) -> Acceptan
     return found
 
 
-def law(given: Windows, module: ModuleType = sampling) -> Tensor:
+def distribution(given: Windows, module: ModuleType = sampling) -> Tensor:
     """p_t [R, gamma + 1, V] float32."""
     requests, gamma = given.drafts.shape
     ones = torch.ones(requests)
@@ -89,7 +89,7 @@ def _moved(given: Windows, way: int) -> list[Windows]:
     return others
 
 
-def _draft_law(given: Windows) -> Tensor | None:
+def _draft_distribution(given: Windows) -> Tensor | None:
     if given.draft_logits is None or given.draft_temperatures is None:
         return None
     return torch.softmax(given.draft_logits.float() / given.draft_temperatures[:, None, None], -1)

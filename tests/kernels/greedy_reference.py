@@ -1,4 +1,4 @@
-"""What of two outcomes of greedy acceptance differs."""
+"""Compare two outcomes of greedy acceptance."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from sglang_dspark.kernels.accept_greedy import Emitted
 
 
 def different(found: Emitted, expected: Emitted) -> list[str]:
-    """Outputs that differ; of tokens those emitted, as nobody reads the others."""
+    """Return the outputs that differ; of tokens only those emitted, the others are unused."""
     names = [name for name in Emitted._fields if name != "tokens"]
     off = [name for name in names if not torch.equal(getattr(found, name), getattr(expected, name))]
     behind = (

@@ -1,6 +1,6 @@
 """Runs the accept kernel in Triton's interpreter, in a process of its own: the interpreter must be
 chosen before Triton is imported. Prints JSON: parity with the pure rules, outcomes known by hand,
-p-values of the exact law, bytes allocated.
+p-values of the exact distribution, bytes allocated.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from sglang_dspark.benchmarks.accept_shapes import step, steps
 from sglang_dspark.kernels.accept_sampled import Tiling, accept_triton
 from sglang_dspark.kernels.accept_windows import Windows
-from tests.kernels.accept_reference import law, reference, undecided
+from tests.kernels.accept_reference import distribution, reference, undecided
 from tests.kernels.interpreter import patch_language_once
 
 TILINGS = (Tiling(8, 256), Tiling(16, 1024), Tiling(2, 64), Tiling(1, 256))
 LARGE = ((129, 5, 33), (260, 7, 17), (300, 3, 101), (257, 6, 11), (191, 1, 2))
-ROWS, VOCAB, GAMMA = 120_000, 11, 2  # of the law
+ROWS, VOCAB, GAMMA = 120_000, 11, 2  # of the distribution test
 CUTS = {
     "uncut": {},
     "cut": {"top_k": torch.tensor(7), "top_p": torch.tensor(0.9), "min_p": torch.tensor(0.08)},
@@ -97,7 +97,7 @@ def by_hand() -> dict[str, tuple[Windows, int, int]]:
         "a rejected argmax is not drawn": (one([rise, same], [3], ALMOST_ONE, ALMOST_ONE), 0, 2),
         "nothing of weight 0 is drawn": (one([impossible], [], 0, ALMOST_ONE), 0, 2),
         "nothing of weight 0 is drawn first": (one([impossible], [], 0, 0.0), 0, 1),
-        "the same law keeps the draft": (dense, 1, 0),
+        "the same distribution keeps the draft": (dense, 1, 0),
         "the draft's temperature keeps the draft": (warm, 1, 1),
         "a correction lacks what the draft has too often": (sure, 0, 1),
         "a draft that was not verified is not kept": (unread, 0, 1),
@@ -115,8 +115,8 @@ def by_hand() -> dict[str, tuple[Windows, int, int]]:
 
 def drafted_by(given: Windows, logits: list[float], temperature: float = 1.0) -> Windows:
     """The window of one draft, drawn from these logits."""
-    laws = {"draft_logits": torch.tensor([[logits]])}
-    return replace(given, **laws, draft_temperatures=torch.full((1,), temperature))
+    draft = {"draft_logits": torch.tensor([[logits]])}
+    return replace(given, **draft, draft_temperatures=torch.full((1,), temperature))
 
 
 def known() -> list[str]:
@@ -131,7 +131,7 @@ def known() -> list[str]:
 
 
 def p_values(cuts: dict[str, Tensor], seed: int) -> dict[str, float]:
-    """Of the first emitted token and of (accepted, bonus) jointly, over ROWS steps of one law."""
+    """Return p-values of the first token and of (accepted, bonus) jointly, over ROWS steps."""
     generator = torch.Generator().manual_seed(seed)
     logits = 1.5 * torch.randn(1, GAMMA + 1, VOCAB, generator=generator)
     near = logits[:, :GAMMA] + torch.randn(1, GAMMA, VOCAB, generator=generator)
@@ -156,7 +156,7 @@ def p_values(cuts: dict[str, Tensor], seed: int) -> dict[str, float]:
         temperatures=given.temperatures[:1],
         **{name: value.reshape(1) for name, value in cuts.items()},
     )
-    target = law(single)
+    target = distribution(single)
     return scores(target[0].double().numpy(), draft.double().numpy(), drafts.numpy(), found)
 
 
@@ -180,7 +180,7 @@ def scores(
 
 
 def chi_square(seen: np.ndarray, probabilities: np.ndarray) -> float:
-    """Of counts against their law; 0 if what cannot be was seen. Rare outcomes count as one."""
+    """p-value of counts; 0 if an impossible outcome was seen. Rare outcomes are pooled."""
     if seen[probabilities < 1e-9].any():
         return 0.0
     expected = probabilities / probabilities.sum() * seen.sum()

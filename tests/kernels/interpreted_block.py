@@ -21,13 +21,13 @@ from sglang_dspark.kernels.accept_block import accept_block_triton
 from sglang_dspark.kernels.accept_sampled import Outcome, Tiling
 from sglang_dspark.kernels.accept_windows import Windows
 from sglang_dspark.verify.block import accept_block
-from tests.kernels.accept_reference import law, reference, undecided
+from tests.kernels.accept_reference import distribution, reference, undecided
 from tests.kernels.interpreter import patch_language_once
 
 TILINGS = (Tiling(16, 256), Tiling(16, 64), Tiling(4, 64), Tiling(1, 256))
 REQUESTS = 270  # of a large step
 TURNS = (0, 1, 2, 5, 7, 10, 8, 13)  # every cut, greedy and seeded requests: a large step each
-STRINGS, VOCAB, GAMMA = 100_000, 5, 3  # of the law
+STRINGS, VOCAB, GAMMA = 100_000, 5, 3  # of the distribution test
 ALMOST_ONE = 1 - 2.0**-53
 Rule = Callable[..., Outcome]
 
@@ -80,7 +80,7 @@ def window(
     bonus: float,
     length: int | None = None,
 ) -> Windows:
-    """A request's window by the laws of its rows."""
+    """Build a request's window from the distributions of its rows."""
     return Windows(
         drafts=torch.tensor([drafts]),
         lengths=torch.tensor([len(drafts) if length is None else length]),
@@ -124,7 +124,7 @@ def by_hand() -> dict[str, tuple[Windows, int, int]]:
         "a length below 0 is 0": (replace(nothing, lengths=torch.tensor([-1])), 0, 0),
         "a part is kept": (window(*middle, [0.09, 0.3], ALMOST_ONE), 1, 1),
         "a part is not kept": (window(*middle, [0.092, 0.3], 0.5), 0, 1),
-        "all is kept whatever the part's uniform": (window(*middle, [0.99, 0.19], 0.1), 2, 1),
+        "all is kept for any uniform of the part": (window(*middle, [0.99, 0.19], 0.1), 2, 1),
         "all is not kept": (window(*middle, [0.99, 0.21], 0.1), 0, 1),
         # p_3 = 0 and S_2 = 0, p_2 = 1/5: nothing of the third row is left, so h_2 = 0.
         "the part before the last": (window(*three, [0.09, 0.0, 0.0], 0.0), 1, 1),
@@ -133,7 +133,7 @@ def by_hand() -> dict[str, tuple[Windows, int, int]]:
             1,
             1,
         ),
-        "equal laws keep all": (window(*same, [0, 1], [ALMOST_ONE] * 2, 0.9), 2, 2),
+        "equal distributions keep all": (window(*same, [0, 1], [ALMOST_ONE] * 2, 0.9), 2, 2),
         "a draft that is cut, uniform 0": (
             replace(window([less, half], [half], [0], [0.0], 0.3), **cut),
             0,
@@ -156,12 +156,15 @@ def known() -> list[str]:
 
 
 def p_value(cuts: dict[str, Tensor], seed: int, rule: Rule = accept_block_triton) -> float:
-    """Of the strings of GAMMA + 1 tokens that begin with what STRINGS steps emit and go on as plain
-    decoding would; laws depend on the token before. Each verify length has a part of the steps."""
+    """Return the p-value of the strings of GAMMA + 1 tokens that STRINGS steps begin.
+
+    Plain decoding completes each string. Distributions depend on the token before. Each verify
+    length has a part of the steps.
+    """
     generator = torch.Generator().manual_seed(seed)
     tables = 1.2 * torch.randn(GAMMA + 1, VOCAB, VOCAB, generator=generator)
     near = tables[:GAMMA] + torch.randn(GAMMA, VOCAB, VOCAB, generator=generator)
-    target = law(_rows(tables.view(-1, VOCAB), cuts))[:, 0].view(tables.shape)
+    target = distribution(_rows(tables.view(-1, VOCAB), cuts))[:, 0].view(tables.shape)
 
     def drawn(table: Tensor, before: Tensor) -> Tensor:
         return torch.multinomial(table[before], 1, generator=generator)[:, 0]
@@ -197,7 +200,7 @@ def p_value(cuts: dict[str, Tensor], seed: int, rule: Rule = accept_block_triton
 
 
 def _rows(logits: Tensor, cuts: dict[str, Tensor]) -> Windows:
-    """Windows without drafts, one a row, with the settings of the law's steps."""
+    """Windows without drafts, one a row, with the settings of the distribution test's steps."""
     count = len(logits)
     return Windows(
         drafts=torch.zeros(count, 0, dtype=torch.int64),

@@ -53,8 +53,7 @@ def peers() -> dict[str, float]:
 
 
 def main(count: int) -> None:
-    """Compare every launch; a layer's rows written and left out, and how far the worst one of each
-    type is off."""
+    """Compare every launch; print the rows written and skipped, and each type's largest error."""
     wrong, written, left, worst = [], 0, 0, dict[str, float]()
     for number, given in enumerate(cases(count)):
         if len(wrong) > 9:  # a fault need not be shown in every case

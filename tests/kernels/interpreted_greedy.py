@@ -27,12 +27,12 @@ from sglang_dspark.kernels.accept_greedy import (
 from tests.kernels.greedy_reference import different
 from tests.kernels.interpreter import patch_language_once
 
-SEATS, WIDTH = 16, 12
+SLOTS, WIDTH = 16, 12
 
 
 def parity(count: int) -> dict[str, Any]:
     """`count` steps, one room for all of them; what differs, and what of the rule was needed."""
-    room = room_for(SEATS, WIDTH, torch.device("cpu"))
+    room = room_for(SLOTS, WIDTH, torch.device("cpu"))
     wrong, report = [], {"requests": 0, "kept": 0, "cut": 0, "parts": set[int]()}
     for number, given in enumerate(steps(count)):
         if len(wrong) > 9:  # a fault need not be shown in every step

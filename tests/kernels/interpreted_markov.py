@@ -1,6 +1,6 @@
 """Runs the draft steps' kernel in Triton's interpreter, in a process of its own: the interpreter
 must be chosen before Triton is imported. Prints JSON: parity with the reference, drafts known by
-hand, p-values of the drafts' law.
+hand, p-values of the drafts' distribution.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ APART = (  # several programs, a launch for each phase
 )
 LAUNCHES = (TOGETHER, APART[0], Launch(rows=32, block=64, ranks=16), APART[1])
 LARGE = ((257, 2, 33), (300, 3, 64), (190, 2, 129), (260, 1, 65), (220, 3, 17), (311, 2, 40))
-ROWS, VOCAB, KEPT, RANK = 150_000, 17, 9, 4  # of the law
-WARM = 0.6, 1.7  # temperatures of the law
+ROWS, VOCAB, KEPT, RANK = 150_000, 17, 9, 4  # of the distribution test
+WARM = 0.6, 1.7  # temperatures of the distribution test
 INFINITE, NAN = float("inf"), float("nan")
 
 
@@ -122,7 +122,7 @@ def orders() -> dict[str, tuple[Blocks, list[int]]]:
         "zeros of either sign are equal": (below, [1]),
         "the lowest where nothing is possible": (flat([-INFINITE] * 3), [0]),
         "negative numbers have their order": (flat([-2.0, -1.0, -3.0]), [1]),
-        "no number comes first": (flat([1.0, NAN, INFINITE, NAN]), [1]),
+        "NaN comes first": (flat([1.0, NAN, INFINITE, NAN]), [1]),
         "so it does with a sign": (flat([1.0, -NAN, INFINITE, NAN]), [1]),
         "infinity is above all": (flat([1.0, 3e38, INFINITE]), [2]),
         "sums that bfloat16 rounds together are equal": (rounded, [0]),
@@ -177,8 +177,10 @@ def far_waits() -> list[str]:
 
 
 def p_values(temperature: float, seed: int, gated: bool) -> dict[str, float]:
-    """Of the first draft and of both drafts of ROWS blocks over a reduced vocabulary, against the
-    law that follows from the kept logits' definition."""
+    """Return p-values of the first draft and of both drafts of ROWS blocks, reduced vocabulary.
+
+    The expected distribution follows from the definition of the kept logits.
+    """
     generator = torch.Generator().manual_seed(seed)
     kept = torch.randperm(VOCAB, generator=generator)[:KEPT].sort().values
     w1, w2 = (torch.randn(VOCAB, RANK, generator=generator) for _ in range(2))
@@ -191,7 +193,7 @@ def p_values(temperature: float, seed: int, gated: bool) -> dict[str, float]:
     drawn = replace(given, temperatures=warm, noise=Noise(seed + 2**40, torch.tensor([2**33 + 5])))
     tokens = markov_triton(drawn, how=Launch(rows=16384, block=16, ranks=16)).tokens
     columns = torch.searchsorted(kept, tokens)
-    first, second = law(given, kept, temperature)
+    first, second = distribution(given, kept, temperature)
     seen = torch.bincount(columns[:, 0] * KEPT + columns[:, 1], minlength=KEPT * KEPT)
     one = seen.view(KEPT, KEPT).sum(1).numpy()
     return {
@@ -200,8 +202,8 @@ def p_values(temperature: float, seed: int, gated: bool) -> dict[str, float]:
     }
 
 
-def law(given: Blocks, kept: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-    """float64 laws of the first column [n], and of the second by the first [n, n]."""
+def distribution(given: Blocks, kept: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    """float64 distribution of the first column [n], and of the second by the first [n, n]."""
     mixing = given.mixing
     few = replace(
         given,
@@ -210,12 +212,12 @@ def law(given: Blocks, kept: Tensor, temperature: float) -> tuple[Tensor, Tensor
         mixing=None if mixing is None else replace(mixing, from_hidden=mixing.from_hidden[:KEPT]),
     )
     forced = torch.stack([kept, kept], 1)  # block i drafts the i-th token first
-    laws = (markov_torch(few, forced).logits.double() / temperature).softmax(-1)
-    return laws[0, 0], laws[:, 1]
+    distributions = (markov_torch(few, forced).logits.double() / temperature).softmax(-1)
+    return distributions[0, 0], distributions[:, 1]
 
 
 def p_value(seen: np.ndarray, probabilities: np.ndarray) -> float:
-    """Of counts against their law; rare outcomes count as one."""
+    """p-value of counts against their distribution; rare outcomes are pooled."""
     expected = probabilities / probabilities.sum() * seen.sum()
     rare = expected < 10
     pooled, own = expected[~rare], seen[~rare]
@@ -225,7 +227,7 @@ def p_value(seen: np.ndarray, probabilities: np.ndarray) -> float:
 
 
 def main() -> None:
-    """What the first argument asks for."""
+    """Print the report that the first argument names."""
     torch.set_num_threads(1)
     np.seterr(all="ignore")  # Philox wraps around; lanes behind a row's end
     asked = sys.argv[1]

@@ -16,7 +16,7 @@ EVERY = pytest.mark.parametrize("every", [(), pytest.param(("every",), marks=pyt
 
 
 def output_of(module: str, *arguments: str) -> str:
-    """What `python -m module arguments` prints; it must end well."""
+    """Return the output of `python -m module arguments`; it must exit with 0."""
     command = [sys.executable, "-m", module, *arguments]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stderr[-2000:]

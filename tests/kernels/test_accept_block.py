@@ -1,7 +1,7 @@
-"""The Triton block rule: tokens of the pure rules of `verify/`, plain decoding's law of whole
-strings, no memory that grows with the vocabulary.
+"""Test the Triton block rule: tokens of the pure rules of `verify/`, bounded memory.
 
-Parity leaves out what `test_accept_sampled.py` leaves out.
+Whole strings have plain decoding's distribution; memory does not grow with the vocabulary. Parity
+skips the requests that `test_accept_sampled.py` skips.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def test_outcomes_known_by_hand_and_bytes() -> None:
 
 
 @pytest.mark.slow
-def test_strings_follow_plain_decodings_law() -> None:
+def test_strings_follow_plain_decodings_distribution() -> None:
     found = asked("distribution")
     assert set(found) == {"uncut", "cut"}
     assert min(found.values()) > ALARM, found

@@ -18,7 +18,7 @@ from sglang_dspark.kernels.accept_greedy import (
 )
 from tests.kernels.processes import output_of
 
-# One process: what its module works out once is dear.
+# One process: the module computes its results once, slowly.
 pytestmark = pytest.mark.xdist_group("accept-greedy")
 
 pytest.importorskip("sglang")

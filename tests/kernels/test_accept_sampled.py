@@ -1,7 +1,8 @@
-"""The Triton accept rule: tokens of the pure rules of `verify/`, the target's exact law, no memory
-that grows with the vocabulary.
+"""Test the Triton accept rule: tokens of the pure rules of `verify/`, bounded memory.
 
-Parity leaves out requests whose outcome changes in the reference itself when uniforms, top-p or
+Outcomes have the target's exact distribution; memory does not grow with the vocabulary.
+
+Parity skips requests whose outcome changes in the reference itself when uniforms, top-p or
 min-p move by 1e-5, or temperatures by 1e-6 of themselves: rounding may decide there.
 """
 

@@ -13,7 +13,7 @@ from sglang_dspark.benchmarks.commit_write_shapes import MOST, cases, copied, di
 from sglang_dspark.kernels.commit_write import DraftLayers, why_not, write_torch, write_triton
 from tests.kernels.processes import output_of
 
-# One process: what its module works out once is dear.
+# One process: the module computes its results once, slowly.
 pytestmark = pytest.mark.xdist_group("commit-write")
 
 FEW, MANY = 80, 2000  # launches

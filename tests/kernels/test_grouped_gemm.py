@@ -42,7 +42,7 @@ from sglang_dspark.quantisation.formats import dequantise
 from sglang_dspark.quantisation.layout import Quantised
 from tests.kernels.processes import output_of
 
-# One process: what its module works out once is dear.
+# One process: the module computes its results once, slowly.
 pytestmark = pytest.mark.xdist_group("grouped-gemm")
 
 CONTIGUOUS = (m_grouped_gemm_nt_contiguous, m_grouped_gemm_nt_contiguous_reference)

@@ -1,4 +1,4 @@
-"""The Triton draft steps: what the drafter's own heads draft, and the law that is kept of it.
+"""Test the Triton draft steps: the drafts of the drafter's own heads, and their distribution.
 
 Parity is position by position, given the drafts in front. A draft may differ from the reference's
 where their keys are nearer than rounding is precise; those are counted.
@@ -57,7 +57,7 @@ def test_drafts_known_by_hand() -> None:
     assert asked("known")["wrong"] == []
 
 
-def test_drafts_follow_the_kept_law() -> None:
+def test_drafts_follow_the_kept_distribution() -> None:
     found = asked("distribution")
     assert set(found) == {"vanilla", "gated"}
     assert min(min(each.values()) for each in found.values()) > ALARM, found
@@ -207,7 +207,7 @@ def test_mistakes_are_named() -> None:
 
 
 def test_programs_that_wait_are_launched_together() -> None:
-    """What only a GPU can launch: at most one program a multiprocessor, all of them or none."""
+    """A cooperative launch, only on a GPU: at most one program a multiprocessor, all or none."""
     given = batch(torch.Generator().manual_seed(0), 3, 2, 700, turn=1).blocks
     gpu = SimpleNamespace(multi_processor_count=4)
     with (

@@ -54,7 +54,7 @@ TABLE = CostTable(
         (0.0, 0.007, 0.01, 0.014),
     ),
 )
-# Arm: the page's policy and the verify length that stands for it. MTP-1 is fixed at 1, dearer.
+# Arm: the page's policy and the verify length that stands for it. MTP-1 is fixed at 1, slower.
 ARMS = {
     "plain": ("plain", 0, 0),
     "mtp1": ("fixed", 1, 1),

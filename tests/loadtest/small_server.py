@@ -1,6 +1,6 @@
 """A small HTTP server that speaks SGLang's streaming formats with known tokens and delays.
 
-It stands in for an SGLang server where a test is about our client and process handling. Run as a
+It replaces an SGLang server in tests of our client and process handling. Run as a
 module it takes the launch arguments of SGLang; `--delay S` postpones its health, `--die` ends it.
 """
 

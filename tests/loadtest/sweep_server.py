@@ -4,9 +4,9 @@
 N-th answer, `--flushes N` refuses to empty the cache after N times (as one that hangs does).
 `--form` changes its streams: `whole` sends each answer in one chunk, `short` ends it after two
 tokens, `boom` reports an error in the middle and ends as if all were well, `uncounted` counts none.
-Of SGLang's other arguments `/server_info` tells the model, the tokenizer and the drafting, the rest
-mean nothing. Each answer has the tokens that
-the request asks for, two a step after the first, and comes with the counts of a drafter of depth 2.
+Of SGLang's other arguments `/server_info` reports the model, the tokenizer and the drafting; the
+rest are ignored. Each answer has the tokens that the request asks for, two a step after the first,
+and comes with the counts of a drafter of depth 2.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ PER_STEP = 2
 
 @dataclass
 class State:
-    """What the server has done so far."""
+    """Counters and settings of the server."""
 
     step_s: float
     die_after: int
@@ -47,7 +47,7 @@ class State:
     generated: int = 0
 
     def page(self) -> str:
-        """`/metrics`; empty counters are left out, as prometheus_client does."""
+        """`/metrics`; empty counters are skipped, as prometheus_client does."""
         rows = {
             "sglang:num_requests": self.requests,
             "sglang:generation_tokens": self.generated,

@@ -82,7 +82,7 @@ def test_ratios_are_taken_within_trials() -> None:
 
 
 @pytest.mark.parametrize(("ours", "met"), [(90.0, "no"), (100.5, "within noise")])
-def test_a_broken_promise_is_told_from_noise(ours: float, met: str) -> None:
+def test_a_broken_promise_is_distinguished_from_noise(ours: float, met: str) -> None:
     measured = [
         replace(each, tokens_per_s=ours * (1 + 0.01 * each.trial))
         if each.arm == "scheduled"
@@ -93,7 +93,7 @@ def test_a_broken_promise_is_told_from_noise(ours: float, met: str) -> None:
     assert row["over_plain"]["met"] == met
 
 
-def test_a_trial_that_lacks_an_arm_is_left_out() -> None:
+def test_a_trial_that_lacks_an_arm_is_skipped() -> None:
     whole = figures(4, (1.0, 1.0, 1.0))
     cut = [each for each in whole if (each.trial, each.arm) != (2, "fixed-2")]
     (row,) = as_metrics(cut, (4,))["by_concurrency"]

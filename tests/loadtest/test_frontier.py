@@ -30,7 +30,7 @@ def arm(fast: float = 1.0, noise: float = 0.0, seed: int = 0) -> list[Point]:
     return [point(load, fast * float(np.exp(generator.normal(0, noise)))) for load in LOADS]
 
 
-def test_the_frontier_leaves_out_what_is_beaten() -> None:
+def test_the_frontier_omits_dominated_points() -> None:
     good = arm()
     overloaded = Point(32, 400, 12.5, 10, 9)
     assert frontier([overloaded, *reversed(good)]) == good
@@ -71,7 +71,7 @@ def test_matched_throughput_against_the_closed_form() -> None:
     assert result.left_out == ()
 
 
-def test_what_ours_never_delivered_is_left_out() -> None:
+def test_what_ours_never_delivered_is_skipped() -> None:
     slower = compare_matched([arm(0.5)] * 3, [arm()] * 3)
     assert [level.load for level in slower.levels] == [1, 2, 4]
     assert len(slower.left_out) == 2

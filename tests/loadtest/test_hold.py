@@ -172,7 +172,7 @@ def probed(arm: str, rate: float, *, held: bool, **other: Any) -> Cell:
 CONFIG = SweepConfig(arms=["plain", "dspark"], concurrency=[1], hold={"p95_ttft_ms": 500})
 
 
-def test_each_arm_is_probed_where_it_tells_most() -> None:
+def test_each_arm_is_probed_where_it_is_most_informative() -> None:
     first = next_probes(CONFIG, PILOT, [], 7)
     assert [(p.arm, p.load.level, p.order) for p in first] == [
         ("plain", 2.0, 7),

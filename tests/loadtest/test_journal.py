@@ -63,7 +63,7 @@ def served(folder: Path, weights: bytes = b"weights", gamma: int = 2) -> Path:
     return folder
 
 
-def test_models_are_told_by_their_weights(tmp_path: Path) -> None:
+def test_models_are_identified_by_their_weights(tmp_path: Path) -> None:
     target, drafter = served(tmp_path / "target"), served(tmp_path / "drafter")
     head = served_head(target, drafter, "a CPU")
     assert head.keys() == {"target", "drafter", "gamma", "calibration", "device", "commit"}

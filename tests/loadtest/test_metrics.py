@@ -19,7 +19,7 @@ def completion(*steps: tuple[float, int], spec: SpecStats | None = None) -> Comp
     return Completion(tuple(Chunk(at, "x" * n, n) for at, n in steps), 3, "length", spec)
 
 
-def test_speed_leaves_out_the_first_token() -> None:
+def test_speed_excludes_the_first_token() -> None:
     fast = completion((1.0, 1), (1.5, 2), (2.0, 3))  # 5 tokens in 1 s
     slow = completion((1.0, 1), (5.0, 5))  # 5 tokens in 4 s
     assert fast.tokens_per_s == pytest.approx(5.0)

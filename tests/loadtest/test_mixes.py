@@ -1,4 +1,4 @@
-"""Prompt mixes: every part is there, turns build on each other, bad names are told."""
+"""Test prompt mixes: every part is there, turns build on each other, bad names are reported."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ def test_closed_loop_keeps_the_number_of_users(tmp_path: Path) -> None:
 
 
 def stops_soon(pid: int) -> bool:
-    """Whether the process is seen stopped; a busy machine delivers the signal a little later."""
+    """Return whether the process stops within 5 s; a busy machine delivers the signal late."""
     deadline = time.monotonic() + 5
     while time.monotonic() < deadline:
         if Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "T":

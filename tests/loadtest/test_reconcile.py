@@ -41,7 +41,7 @@ def test_a_counter_not_yet_touched_is_zero() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "# HELP x y\nx 3\n"])
-def test_a_server_without_metrics_is_told(text: str) -> None:
+def test_a_server_without_metrics_is_reported(text: str) -> None:
     with pytest.raises(DSparkError, match="--enable-metrics"):
         parse_totals(text)
 

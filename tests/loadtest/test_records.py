@@ -217,7 +217,7 @@ def test_workers_are_laid_on_one_clock() -> None:
         merge([])
 
 
-def test_percentiles_leave_out_what_is_not_known() -> None:
+def test_percentiles_exclude_unknown_values() -> None:
     spread = Spread.of([float("nan"), *map(float, range(11))])
     assert (spread.mean, spread.p10, spread.p50, spread.p90) == (5, 1, 5, 9)
     assert Spread.of([]).p50 != Spread.of([]).p50

@@ -53,7 +53,7 @@ def html(folder: Path) -> str:
 
 
 class Page(HTMLParser):
-    """What a browser would load, and all ids and texts."""
+    """Parse what a browser would load, and all ids and texts."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -149,7 +149,7 @@ def test_the_report_compares_the_model_with_what_was_measured(html: str) -> None
 
 
 @pytest.mark.parametrize("spread", [0.0, 0.7, 3.0])
-def test_mean_survival_is_the_measured_one_whatever_the_spread(spread: float) -> None:
+def test_mean_survival_is_the_measured_one_for_any_spread(spread: float) -> None:
     survival = SURVIVAL["code"]
     logits = mean_logits(survival, spread)
     around = page_model.deviation(np.arange(page_model.POPULATION), np.arange(8), spread).ravel()
@@ -243,7 +243,7 @@ def test_the_scripts_compute_what_python_does() -> None:
 
 
 def in_browser(html: str, script: str, folder: Path) -> dict[str, Any]:
-    """What `script` leaves in `result` when it runs in the page, in headless Chromium."""
+    """Return `result` after `script` runs in the page, in headless Chromium."""
     counted = html.replace("<head>", f"<head><script>window.breaches = 0; {CSP_BREACHES}</script>")
     report = (
         "<script>const result = {}; try {" + script + "} catch (e) { result.error = String(e); }"

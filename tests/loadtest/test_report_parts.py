@@ -140,7 +140,7 @@ def test_every_pair_of_arms_has_a_scale_of_its_own(drawn: dict[str, Drawn]) -> N
 
 
 def boxes(drawn: Drawn) -> list[Bbox]:
-    """Where the texts within the axes stand."""
+    """Return the bounding boxes of the texts within the axes."""
     return [text.get_window_extent() for axes in drawn.figure.axes for text in axes.texts]
 
 

@@ -26,7 +26,7 @@ def test_results_file_keeps_the_contract(tmp_path: Path) -> None:
         write_results(path / "below" / "a-file.json", "x", "a GPU", {})
 
 
-def test_a_cpu_stands_there_with_its_speed(tmp_path: Path) -> None:
+def test_a_cpu_is_listed_with_its_speed(tmp_path: Path) -> None:
     write_results(tmp_path / "x.json", "x", cpu_description(), {})
     device = json.loads((tmp_path / "x.json").read_text())["device"]
     assert device == f"{cpu_description()}; one thread: {speed()}"
@@ -64,7 +64,7 @@ def test_nothing_is_published_from_uncommitted_changes(checkout: Path) -> None:
     kept = json.loads((checkout / "runs" / "not-published" / "new.json").read_text())
     assert kept["metrics"] == {"tau": 2.0}
     assert kept["commit"].endswith("+changes")
-    write_results(Path("elsewhere.json"), "x", "a GPU", {})  # a try of one's own is nobody's affair
+    write_results(Path("elsewhere.json"), "x", "a GPU", {})  # outside results/: not checked
     require_clean(None)
     git(checkout, "commit", "-am", "second")
     write_results(path, "new", "a GPU", {"tau": 2.0})

@@ -173,7 +173,7 @@ def test_sglangs_own_benchmark_agrees(url: str, tmp_path: Path) -> None:
 
 
 def sglangs_own(url: str, out: Path) -> dict[str, Any]:
-    """What `sglang.bench_serving` reports of the same load."""
+    """Return `sglang.bench_serving`'s report of the same load."""
     options = {
         "backend": "sglang",
         "base-url": url,
@@ -265,8 +265,8 @@ def test_requests_are_broken_off_as_planned(url: str, tmp_path: Path) -> None:
 
 
 def test_no_server_is_counted_and_voids_the_cell(tmp_path: Path) -> None:
-    nobody = f"http://127.0.0.1:{free_ports()}"
-    result = run_cell(plan(ClosedLoop(users=2, requests=4)), nobody, tmp_path)
+    unused = f"http://127.0.0.1:{free_ports()}"
+    result = run_cell(plan(ClosedLoop(users=2, requests=4)), unused, tmp_path)
     assert result.measurement.failures == {"connection": 4}
     assert "no request came through: 4 connection (Connect" in result.measurement.void
 

@@ -1,4 +1,4 @@
-"""Arrival schedules: the laws they promise, the same load for every arm, bad input named."""
+"""Test arrival schedules: their distributions, the same load for every arm, bad input named."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ def plan() -> Plan:
 
 
 def answers(plan: Plan) -> list[WaveAnswers]:
-    """What a server might say: answers that are each other's unlike."""
+    """Build possible answers of a server, each different from the others."""
     return [
         WaveAnswers(
             tuple(
@@ -107,8 +107,8 @@ def test_one_answer_among_all_is_found(
     assert "UNEXPLAINED" in str(found)
 
 
-class Told:
-    """A server's log-probabilities: token 6 is the likeliest, or one that nobody has given."""
+class LogprobServer:
+    """A server's log-probabilities: token 6 is the likeliest, or one that neither answer has."""
 
     def __init__(self, logprobs: dict[int, float], top: float):
         self.logprobs, self.top = logprobs, top
@@ -130,8 +130,8 @@ class Told:
 
 
 @pytest.fixture
-def told(monkeypatch: pytest.MonkeyPatch) -> Told:
-    server = Told({}, 0.0)
+def told(monkeypatch: pytest.MonkeyPatch) -> LogprobServer:
+    server = LogprobServer({}, 0.0)
     whole = httpx.AsyncClient.__init__
 
     def planted(client: httpx.AsyncClient, **options: Any) -> None:
@@ -151,7 +151,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> Told:
     ],
 )
 def test_a_near_tie_alone_explains(
-    plan: Plan, told: Told, theirs: float, ours: float, top: float, explained: bool
+    plan: Plan, told: LogprobServer, theirs: float, ours: float, top: float, explained: bool
 ) -> None:
     told.logprobs, told.top = {6: theirs, 999: ours}, top
     plain = exchanged(answers(plan), 0, 7, ids=(4, 5, 6, 7))
@@ -162,7 +162,7 @@ def test_a_near_tie_alone_explains(
     assert one.explained is explained
 
 
-def test_an_answer_that_ends_early_is_never_explained(plan: Plan, told: Told) -> None:
+def test_an_answer_that_ends_early_is_never_explained(plan: Plan, told: LogprobServer) -> None:
     plain = exchanged(answers(plan), 0, 7, ids=(4, 5, 6, 7))
     found = compare(plan, plain, exchanged(plain, 0, 7, ids=(4, 5)))
     assert asyncio.run(explain("http://nobody", plan, plain, found, NEAR_TIE)) == found

@@ -53,7 +53,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @contextmanager
 def running(target: Path, *arguments: str) -> Iterator[str]:
-    """A server as it stands in for SGLang's; its address."""
+    """Run the stub of an SGLang server; yield its address."""
     port = free_ports(1)
     command = [sys.executable, "-m", "tests.loadtest.sweep_server", "--host", "127.0.0.1"]
     command += ["--port", str(port), "--model-path", str(target), *arguments]

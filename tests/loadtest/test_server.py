@@ -37,7 +37,7 @@ def child_of(server: ServerProcess) -> int:
 
 
 def running(pid: int) -> bool:
-    """Whether a process exists and is not a zombie."""
+    """Return whether a process exists and is not a zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):
@@ -112,7 +112,7 @@ with stop_on_signals():
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_no_orphans_when_we_are_told_to_end(tmp_path: Path, number: signal.Signals) -> None:
+def test_no_orphans_after_a_signal(tmp_path: Path, number: signal.Signals) -> None:
     """The script holds no `with` block around the server: leaving at all must stop it."""
     script = subprocess.Popen(
         [sys.executable, "-c", SCRIPT, str(free_ports()), str(tmp_path)],

@@ -93,7 +93,7 @@ def test_the_capacity_is_measured_on_whole_answers() -> None:
 
 
 def memory_with(slope: float, minutes: float = 30.0, noise: float = 1.0) -> tuple[bool, float]:
-    """Whether memory that grows so by MiB a minute, after a start that fills caches, is found."""
+    """Return whether growth by `slope` MiB a minute is found, after a start that fills caches."""
     at = np.linspace(0, 60 * minutes, 240)
     warm_up = 200 * (1 - np.exp(-at / (6 * minutes)))
     mib = 3000 + warm_up + slope * at / 60 + noise * np.random.default_rng(1).standard_normal(240)

@@ -1,4 +1,4 @@
-"""Sentences over cells: who wins, who does not, what is left out, and conditions for CI."""
+"""Test the summary of cells: which arm wins, which cells are skipped, and conditions for CI."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def test_no_winner_is_called_on_noise() -> None:
     assert "too few to tell" in summarise(CONFIG, cells(trials=2), 18).verdict
 
 
-def test_void_cells_are_left_out_and_said() -> None:
+def test_void_cells_are_skipped_and_reported() -> None:
     four = without(cells(), "dspark-closed-4-1")
     found = summarise(CONFIG, four, 40)
     assert found.matched[0].trials == 3  # the whole trials are enough
@@ -211,7 +211,7 @@ def test_throughput_never_reached_is_not_compared() -> None:
     assert "nothing could be compared" in nothing.said
 
 
-def test_the_search_asks_for_what_tells_most() -> None:
+def test_the_search_asks_for_the_most_informative_cells() -> None:
     pilot = run_dir.Pilot(arm="plain", tokens_per_s={1: 40, 4: 80}, answer_tokens={1: 60, 4: 60})
     # 30 tokens/s/user: plain holds it at 2 users and not at 4, dspark still holds it at 4.
     found = searched(CONFIG, pilot, cells(), 4, 36)

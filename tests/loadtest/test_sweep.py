@@ -1,4 +1,4 @@
-"""`dspark sweep` as it is called, on servers that stand in for SGLang's: stopped, killed, resumed.
+"""Test the command `dspark sweep` on stubs of SGLang servers: stopped, killed, resumed.
 
 The machine may be busy: nothing here asks how fast anything was.
 """
@@ -127,7 +127,7 @@ def left_running(folder: Path) -> list[str]:
 
 
 def lost(cell: Cell) -> bool:
-    """Whether it is void by the sweep's fault: beside a busy neighbour the client may be late."""
+    """Return whether it is void by the sweep's fault; on a busy machine the client may be late."""
     return bool(cell.void) and not cell.void.startswith("the client was late")
 
 
@@ -242,7 +242,7 @@ def test_a_server_that_dies(folder: Path, url: str) -> None:
 
 
 def test_a_sweep_of_servers_that_run_already(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """How `dspark demo` ends: one server is taken over, the other started, the report written."""
+    """As `dspark demo` ends: one server is reused, the other started, the report written."""
     monkeypatch.chdir(ROOT)  # where the stand-in's module is found
     monkeypatch.setattr("sglang_dspark.loadtest.client.measure.MAX_LAG_MS", math.inf)
     write_sweep(folder, trials=1)

@@ -1,4 +1,4 @@
-"""What a sweep's folder is opened with: the same arms go on, others are refused in one line."""
+"""Test reopening a sweep's folder: the same arms continue, others are refused in one line."""
 
 from __future__ import annotations
 

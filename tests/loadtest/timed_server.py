@@ -3,7 +3,7 @@
 A request waits FIRST_S, then sends STEPS chunks, one every STEP_S; chunk k has 1 + k % 3 tokens.
 Times are kept against the request's own start, so that delays of the event loop do not add up.
 What a prompt contains chooses a fault: `@refuse` is answered with 503, `@cut` breaks off in the
-middle, `@abort` and `@error` fail within the stream, `@babble` sends no JSON, `@hush` falls silent,
+middle, `@abort` and `@error` fail within the stream, `@babble` sends no JSON, `@hush` goes silent,
 `@nothing` ends without a token; `@boom` reports an error in an event of that name and ends as if
 all were well, `@bare` in an event of a message alone, `@unfinished` gives no finish reason. Others
 change the form of a good stream: `@null` has `"error": null` in every event, `@late` its usage in
@@ -135,7 +135,7 @@ async def _serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> 
                 writer.write(b"0\r\n\r\n")
                 _truth.append(left[:-1])
     except ConnectionError:
-        return  # the client has gone; nothing is owed to it
+        return  # the client has disconnected
     finally:
         writer.close()
 

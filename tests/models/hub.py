@@ -16,7 +16,7 @@ SHA = "0123456789abcdef0123456789abcdef01234567"
 
 @dataclass
 class Hub:
-    """What it has and how it behaves.
+    """A stub of the Hub: its files and its behaviour.
 
     models: files by model, under the one commit SHA, which `main` and `v1` name. cut: files whose
     transfer ends halfway. gated, closed: models answered with 403 and 401. asked: paths fetched.

@@ -62,7 +62,7 @@ def test_second_call_is_instant_and_loads_no_torch(built: tuple[Path, Path]) -> 
 
 
 @pytest.mark.parametrize("harm", ["truncated", "same size, other bytes", "missing", "manifest"])
-def test_damage_is_seen_and_mended(built: tuple[Path, Path], gguf: Path, harm: str) -> None:
+def test_damage_is_seen_and_repaired(built: tuple[Path, Path], gguf: Path, harm: str) -> None:
     cache, path = built
     weights = path / "model.safetensors"
     if harm == "truncated":

@@ -138,7 +138,7 @@ def test_unknown_gated_and_closed(tmp_path: Path, hub: Hub) -> None:
 
 def test_offline_and_not_in_the_cache(tmp_path: Path, hub: Hub) -> None:
     assert "the hub cannot be reached" in refused("org/model", tmp_path)
-    gone = Hub({}, url="http://127.0.0.1:9")  # the discard port: nobody listens
+    gone = Hub({}, url="http://127.0.0.1:9")  # the discard port: no listener
     assert "the hub cannot be reached" in refused("org/model", tmp_path, gone)
 
 

@@ -37,7 +37,7 @@ SERVERS_S = 2 * TIMEOUT_S
 
 @dataclass(frozen=True)
 class Verdict:
-    """What became of a mutant. why: the test that noticed, or what is wrong."""
+    """Verdict on a mutant. why: the test that failed, or what is wrong."""
 
     mutant: Mutant
     what: What
@@ -80,7 +80,7 @@ def check_tests(trees: Sequence[Tree], mutants: Sequence[Mutant]) -> None:
     for ran in runs:
         if ran.status != 0:
             print(ran.output, file=sys.stderr)
-            raise DSparkError(f"without a fault {_first(ran.failed)} fails: mend that first")
+            raise DSparkError(f"without a fault {_first(ran.failed)} fails: fix that first")
 
 
 def judge_all(trees: Sequence[Tree], mutants: Sequence[Mutant], console: Console) -> list[Verdict]:

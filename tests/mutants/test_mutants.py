@@ -14,7 +14,7 @@ from tests.mutants.catalogue import ALL
 from tests.mutants.mutant import Mutant
 from tests.mutants.tree import ROOT, Tree
 
-TEST = "tests/verify/test_exact_law.py::test_greedy_rule_emits_the_greedy_chain"
+TEST = "tests/verify/test_exact_distribution.py::test_greedy_rule_emits_the_greedy_chain"
 
 
 in_a_clone = pytest.mark.skipif(not (ROOT / ".git").exists(), reason="git lists what to copy")

@@ -103,7 +103,7 @@ class Tree:
         file = self.folder / name
         before, times = file.read_bytes(), file.stat()
         file.write_text(text, encoding="utf-8")
-        # Byte code is told apart by seconds and size: no fault may look like the original.
+        # Byte code is identified by seconds and size: no fault may look like the original.
         os.utime(file, (times.st_atime, times.st_mtime + 10))
         try:
             yield
@@ -134,9 +134,9 @@ class Tree:
             except subprocess.TimeoutExpired:
                 _end(process.pid)
                 return Ran(None, (), 0, "")
-        return self._told(process.returncode, output)
+        return self._ran(process.returncode, output)
 
-    def _told(self, status: int, output: str) -> Ran:
+    def _ran(self, status: int, output: str) -> Ran:
         end = "\n".join(output.splitlines()[-30:])
         if not self._report.is_file():
             return Ran(status, (), 0, end)
@@ -165,7 +165,7 @@ def _end(process: int) -> None:
 
 
 def _files() -> list[str]:
-    """All that git tracks, and what is new and not ignored; as it stands in the folder now."""
+    """List all files that git tracks, and new ones that it does not ignore."""
     done = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
         cwd=ROOT,

@@ -1,4 +1,4 @@
-"""What the wheel and the sdist carry."""
+"""Test the contents of the wheel and of the sdist."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def files_below(folder: Path) -> list[str]:
 
 
 def contents(wheel: Path) -> dict[str, int]:
-    """Checksums of the files of a wheel, but for what tells of the build itself."""
+    """Return checksums of a wheel's files, without those that describe the build."""
     with zipfile.ZipFile(wheel) as archive:
         return {
             info.filename: info.CRC

@@ -1,5 +1,5 @@
 """The attending tiny pair and its plain server, as the rehearsal has them, and a schedule in which
-windows are cut by confidence whatever the machine's clock says."""
+windows are cut by confidence alone, not by measured times."""
 
 from __future__ import annotations
 

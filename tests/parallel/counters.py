@@ -1,4 +1,4 @@
-"""What a server counted, by replica."""
+"""Read a server's counters, by replica."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Counted:
     accepted: float
 
     def cut_by_confidence(self, gamma: int) -> bool:
-        """Whether windows were cut, and not all the drafts that were left were right."""
+        """Return whether windows were cut, and some of the remaining drafts were wrong."""
         return 0 < self.accepted < self.verified < gamma * self.steps
 
 

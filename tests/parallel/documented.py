@@ -1,4 +1,4 @@
-"""The commands of docs/parallel.md, to be run as they stand there."""
+"""Read the commands of docs/parallel.md, to be run verbatim."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LOCUSTFILE = "loadtest/client/locustfile.py"
 def documented(name: str, **filled: str) -> list[str]:
     """Words of the page's block behind <!-- NAME -->.
 
-    filled: what stands in the place of CAPITAL words. `python`, `locust` and `torchrun` become this
+    filled: values for CAPITAL words. `python`, `locust` and `torchrun` become this
     interpreter's own.
     """
     block = rf"^<!-- {name} -->\n```sh\n(.*?)^```"

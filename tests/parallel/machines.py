@@ -52,8 +52,10 @@ class Machine:
     cable: str
 
     def command(self, words: Sequence[str]) -> list[str]:
-        """The words, as run on this machine, which has shared memory of its own: by what two
-        processes share SGLang tells whether they are on one machine."""
+        """Return the command that runs the words on this machine, with its own shared memory.
+
+        SGLang checks shared memory to decide whether two processes are on one machine.
+        """
         ip = shutil.which("ip")
         assert ip is not None
         return [ip, "netns", "exec", self.name, "sh", "-c", _OWN_MEMORY, "sh", *words]
@@ -73,7 +75,7 @@ class Machine:
             )
 
     def call(self, function: Callable[[], T]) -> T:
-        """What the function returns in a thread of ours whose network is this machine's."""
+        """Call the function in a thread of this process whose network is this machine's."""
         with ThreadPoolExecutor(1, initializer=self._enter) as thread:
             return thread.submit(function).result()
 

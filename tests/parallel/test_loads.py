@@ -30,7 +30,7 @@ SECONDS, LIMIT_S = "12s", 240
 
 @dataclass(frozen=True)
 class Place:
-    """Where a load is sent from: a machine of its own, or a process of this one."""
+    """The sender of a load: a machine of its own, or a process of this one."""
 
     machine: Machine | None = None
 
@@ -44,7 +44,7 @@ class Place:
             )
 
     def truth(self, url: str) -> list[list[float]]:
-        """What the server sent since it was last asked."""
+        """Return the times that the server has sent since the last call."""
 
         def ask() -> list[list[float]]:
             sent: list[list[float]] = httpx.get(f"{url}/truth", trust_env=False).json()
@@ -55,7 +55,7 @@ class Place:
 
 @contextmanager
 def ended(processes: list[subprocess.Popen[bytes]]) -> Iterator[None]:
-    """Whatever happens, none of them outlives the block."""
+    """End the processes with the block, even after a failure."""
     try:
         yield
     finally:

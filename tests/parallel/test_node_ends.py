@@ -38,7 +38,7 @@ def test_a_node_that_is_killed_ends_the_other(
 
 
 def test_sigterm_ends_both(pair: tiny_models.TinyPair, by_confidence: Path, tmp_path: Path) -> None:
-    """Sent to the first node, which tells the second."""
+    """Sent to the first node, which notifies the second."""
     with two_machines() as machines:
         nodes = start(machines, pair, by_confidence, tmp_path)
         nodes.processes[0].send_signal(signal.SIGTERM)

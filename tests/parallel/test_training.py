@@ -54,7 +54,7 @@ def written(config: Any, folder: Path) -> Written:
 
 @pytest.fixture(scope="module")
 def alone(written: Written, folder: Path) -> list[dict[str, float]]:
-    """What one process journals."""
+    """Return the journal of a run in one process."""
     command = [sys.executable, "-m", "sglang_dspark.cli.main", "train", "drafter", "--config"]
     _run([*command, str(written("alone"))])
     return journal(folder / "alone")

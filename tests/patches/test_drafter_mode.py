@@ -40,7 +40,7 @@ def test_on_a_gpu_the_usual_start_is_scheduled(
 
 
 @pytest.mark.parametrize("feature", sorted(ROWS))
-def test_on_a_gpu_what_stands_in_the_way_is_said_in_one_line(
+def test_on_a_gpu_the_obstacle_is_logged_in_one_line(
     drafter: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,

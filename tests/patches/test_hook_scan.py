@@ -103,7 +103,7 @@ def left_out() -> Iterator[tuple[ModuleType, str, Any]]:
             yield from ((module, name, value) for name, value in list(vars(module).items()))
 
 
-def test_modules_that_are_left_out_hold_no_target_by_value() -> None:
+def test_skipped_modules_hold_no_target_by_value() -> None:
     """But the few that are hooked there, each where it is defined alone."""
     targets = {each.target for each in all_seams() if each.kind != "set"}
     hooked = {id(pkgutil.resolve_name(target)): target for target in targets}

@@ -119,7 +119,7 @@ def test_hidden_states_are_refused_where_dspark_drops_them(
         ("", ["a"], True),  # of all requests
     ],
 )
-def test_an_abort_ends_nobody_else(rid: str, others: list[str], sent: bool) -> None:
+def test_an_abort_ends_no_other_request(rid: str, others: list[str], sent: bool) -> None:
     gone: list[tuple[str, bool]] = []
 
     class Theirs:

@@ -99,7 +99,7 @@ def start_rehearsed(
         str(config),
         *arguments,
         PYTHONPATH=str(SITE),
-        XDG_CACHE_HOME=str(folder),  # the planted step times are nobody else's
+        XDG_CACHE_HOME=str(folder),  # a private cache for the planted step times
         DSPARK_REHEARSAL=str(folder),
         **environment,
     )
@@ -113,6 +113,6 @@ def rehearsed(pool: ServerPool, pair: tiny_models.TinyPair) -> Rehearsed:
 
 
 @pytest.fixture(scope="session")
-def dear_drafts(pool: ServerPool, pair: tiny_models.TinyPair) -> Rehearsed:
-    """In a world where a draft costs twice a pass."""
-    return start_rehearsed(pool, "dear", pair, DSPARK_REHEARSAL_DRAFT="0.05")
+def slow_drafts(pool: ServerPool, pair: tiny_models.TinyPair) -> Rehearsed:
+    """Start a server for which a draft costs twice a pass."""
+    return start_rehearsed(pool, "slow-drafts", pair, DSPARK_REHEARSAL_DRAFT="0.05")

@@ -2,7 +2,7 @@
 
 Upstream's own runner (0.5.23, sglang/srt/model_executor/runner/decode_cuda_graph_runner.py) stages
 its inputs, chooses tiers and slices outputs as on CUDA; only the graph itself is another one. As
-there, a graph's outputs are the same tensors at every replay: whoever keeps one without a copy
+there, a graph's outputs are the same tensors at every replay: code that keeps one without a copy
 reads the next step's values. DSPARK_REHEARSAL_ALIAS=tokens lets the host's copies of tokens be the
 tensors themselves, which must be noticed.
 """
@@ -87,7 +87,7 @@ def copy_into(static: Any, values: Any) -> None:
 
 
 def graph_attention() -> type:
-    """Our CPU backend, planned for the seats of a graph: those beyond the batch are padding."""
+    """Our CPU backend, planned for the slots of a graph: those beyond the batch are padding."""
     from sglang_dspark.backends.cpu.attention import DsparkCpuAttnBackend
     from sglang_dspark.backends.cpu.attention_plan import plan_of_batch
 
@@ -135,7 +135,7 @@ def copied(original: Callable[[Tensor], Tensor], tensor: Tensor) -> Tensor:
 
 
 def capped(original: Callable[..., Any], *, correct_len: Tensor, verify_lens: Tensor) -> Any:
-    """AROUND hook of the torch form: an empty seat's -1 is a bad index there, not in Triton."""
+    """AROUND hook of the torch form: an empty slot's -1 is a bad index there, not in Triton."""
     return original(correct_len=correct_len, verify_lens=verify_lens.clamp(min=1))
 
 
@@ -144,11 +144,11 @@ def scattered(
 ) -> Tensor:
     """REPLACE hook: compact [T, D] rows into out [R * stride, D], the rest of it fill_value."""
     place = torch.arange(out.shape[0])
-    seat, within = place // stride, place % stride
+    slot, within = place // stride, place % stride
     lens = verify_lens.long()
-    source = (lens.cumsum(0) - lens)[seat] + within
+    source = (lens.cumsum(0) - lens)[slot] + within
     rows = compact[source.clamp(max=compact.shape[0] - 1)]
-    return out.copy_(rows.where((within < lens[seat])[:, None], rows.new_tensor(fill_value)))
+    return out.copy_(rows.where((within < lens[slot])[:, None], rows.new_tensor(fill_value)))
 
 
 @contextmanager
@@ -158,7 +158,7 @@ def no_stream(stream: Any = None) -> Iterator[Any]:
 
 
 def install() -> None:
-    """What is no seam: the platform's answers, and torch's questions about capturing."""
+    """Replace what no patch covers: the platform's capabilities, and torch's capture queries."""
     from sglang.srt.model_executor.forward_batch_info import ForwardMode
 
     from sglang_dspark.backends.cpu import attention_registry, platform
@@ -216,15 +216,15 @@ SEAMS = (
         kind="around",
         hook=copied,
         signature="(tensor)",
-        why="a copy to the host is a copy; upstream leaves it out on a CPU",
+        why="a copy to the host is a copy; upstream skips it on a CPU",
     ),
     Seam(
-        name="rehearsal-padded-seats",
+        name="rehearsal-padded-slots",
         target="sglang.kernels.ops.speculative.dspark.dspark_accept.cap_correct_len",
         kind="around",
         hook=capped,
         signature="(*, correct_len, verify_lens)",
-        why="the torch form is never called with padded seats",
+        why="the torch form is never called with padded slots",
     ),
     Seam(
         name="rehearsal-scatter",

@@ -32,12 +32,12 @@ NEEDED = ("accept", "arguments", "attention", "gpu_assumptions", "models")
 
 
 def pass_seconds(tokens: int) -> float:
-    """What the planted world takes for a pass: a staircase (DSPARK_REHEARSAL_STAIR: a steeper)."""
+    """Return the planted time of a pass: a staircase (DSPARK_REHEARSAL_STAIR: a steeper one)."""
     return 20e-3 + float(os.environ.get("DSPARK_REHEARSAL_STAIR", "3e-3")) * -(-tokens // TIER)
 
 
 def draft_seconds(requests: int) -> float:
-    """What it takes for a draft of gamma positions; DSPARK_REHEARSAL_DRAFT: one that costs more."""
+    """Return the planted time of a draft block; DSPARK_REHEARSAL_DRAFT: a slower one."""
     return float(os.environ.get("DSPARK_REHEARSAL_DRAFT", "3e-3")) + 0.1e-3 * requests
 
 
@@ -54,7 +54,7 @@ class PlantedClock:
         return end - begin
 
     def lead(self) -> None:
-        """The planted world is nobody's device."""
+        """Do nothing: planted time belongs to no device."""
 
 
 def install_rehearsal() -> None:
@@ -127,7 +127,7 @@ def _moves(worker: Any, world: PlantedClock) -> None:
     Each rank has a clock of its own, and behind the first one drafts never pay.
     """
     target, proposer = worker.target_worker, worker._proposer
-    dearer = 1.0 if rank_here() == 0 else 50.0
+    slowdown = 1.0 if rank_here() == 0 else 50.0
     forward, propose = target.forward_batch_generation, proposer.propose
 
     def passes(*args: Any, **options: Any) -> Any:
@@ -137,14 +137,14 @@ def _moves(worker: Any, world: PlantedClock) -> None:
         return forward(*args, **options)
 
     def drafts(**options: Any) -> Any:
-        world.now += dearer * draft_seconds(options["bs"])
+        world.now += slowdown * draft_seconds(options["bs"])
         return propose(**options)
 
     target.forward_batch_generation, proposer.propose = passes, drafts
 
 
 def _record(worker: Any, state: Any) -> None:
-    """Write down what each step knew when it was planned, and what came of it."""
+    """Record the inputs of each step's plan, and the step's outcome."""
     rank = rank_here()
     path = Path(os.environ["DSPARK_REHEARSAL"]) / ("steps.jsonl" if not rank else f"{rank}.jsonl")
     if state.ranks.leads:

@@ -1,9 +1,9 @@
 """Sees where our modules read a tensor's value on the host while a step is launched.
 
 On a GPU each such read waits for all work before it. On a CPU a tensor of the host and one of the
-device are the same kind: watched is what runs inside the step, and functions of HOST_ONLY are left
-out, whose tensors are the host's by their own words. A rule of `verify/` reads for whoever asked
-it: the step, or an operator that stands in for one which a CPU lacks.
+device are the same kind: the step's own code is watched, and functions of HOST_ONLY are skipped,
+whose docstrings say that their tensors are the host's. A read in a rule of `verify/` counts for its
+caller: the step, or an operator that replaces one which a CPU lacks.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ def test_greedy_answers_are_the_plain_servers(plain: Served, eager: Rehearsed, u
 
 
 def test_it_is_scheduled(eager: Rehearsed) -> None:
-    """Windows of unlike lengths, and no value read while a step is launched."""
+    """Windows are ragged, and no value is read while a step is launched."""
     partly = [each for each in eager.passes() if 0 < each["verified"] < GAMMA * each["pass"]]
     assert partly
     assert [each for each in eager.launches() if each["reads"]] == []

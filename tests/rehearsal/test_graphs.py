@@ -25,7 +25,7 @@ PROMPTS = [[5 + (7 * i + 3 * j) % 200 for j in range(3 + 4 * i)] for i in range(
 def start(
     pool: ServerPool, name: str, pair: tiny_models.TinyPair, *, warm_up: bool = False, **world: str
 ) -> Rehearsed:
-    """A server whose passes are captured, in a world where a larger tier is dear."""
+    """Start a server whose passes are captured; a larger tier costs 8 ms more."""
     sizes = ["--cuda-graph-bs-decode", *(str(size) for size in GRAPHS)]
     world = {"DSPARK_REHEARSAL_STAIR": "8e-3", "DSPARK_REHEARSAL_GRAPHS": "1", **world}
     return start_rehearsed(pool, name, pair, *sizes, warm_up=warm_up, **world)
@@ -87,7 +87,7 @@ def test_passes_replay_the_tiers_that_hold_them(captured: Rehearsed, made_up: in
         assert each["folded"], "greedy requests are accepted inside the graph"
     assert len({each["tokens"] for each in passes}) >= 3
     partly = [each for each in passes if 0 < each["verified"] < (TIER - 1) * each["pass"]]
-    assert partly, "windows must be of unlike lengths, or the layout is not tested"
+    assert partly, "windows must be ragged, or the layout is not tested"
 
 
 def test_drafts_replay_graphs_by_requests(captured: Rehearsed, made_up: int) -> None:
@@ -139,9 +139,9 @@ def test_penalties_and_seeds_act_behind_the_graph(plain: Served, captured: Rehea
 def test_a_step_without_drafts_stays_in_the_graph(
     plain: Served, pool: ServerPool, pair: tiny_models.TinyPair
 ) -> None:
-    dear = start(pool, "captured-dear", pair, DSPARK_REHEARSAL_DRAFT="0.2")
-    assert answers(dear.server, 4) == answers(plain, 4)
-    skipped = [each for each in dear.passes() if not each["verified"]]
+    slow = start(pool, "captured-slow", pair, DSPARK_REHEARSAL_DRAFT="0.2")
+    assert answers(slow.server, 4) == answers(plain, 4)
+    skipped = [each for each in slow.passes() if not each["verified"]]
     assert len(skipped) > TOKENS
     for each in skipped:
         assert (each["replayed"], each["folded"]) == ([tier_of(each["pass"])], True)

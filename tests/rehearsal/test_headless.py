@@ -20,10 +20,16 @@ from sglang_dspark.families.dflash.as_dspark import as_dspark
 from tests.drafter.helpers import strip_head
 from tests.integration import tiny_models
 from tests.integration.serving import Served, ServerPool
-from tests.integration.test_scheduled_law import ALPHA, Cut, evidence, rank_p_value, read_back
+from tests.integration.test_scheduled_distribution import (
+    ALPHA,
+    Cut,
+    evidence,
+    rank_p_value,
+    read_back,
+)
 from tests.rehearsal.conftest import Rehearsed, start_rehearsed
 from tests.rehearsal.on_cpu import GAMMA
-from tests.rehearsal.test_law import PROMPTS as MANY
+from tests.rehearsal.test_distribution import PROMPTS as MANY
 from tests.rehearsal.test_overlap_steps import GREEDY, PROMPTS, TOKENS
 
 pytestmark = [pytest.mark.server, pytest.mark.xdist_group("rehearsal")]

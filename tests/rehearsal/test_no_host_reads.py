@@ -43,7 +43,7 @@ def test_a_read_in_our_modules_is_seen(name: str) -> None:
     assert not any("torch" in each for each in seen)
 
 
-def test_a_rule_reads_for_whoever_asks_it() -> None:
+def test_a_rule_reads_for_its_caller() -> None:
     rows, coins = torch.ones(2, 3), torch.zeros(2)
     with watched() as seen:
         ask(verify_ops, rows, coins)

@@ -1,4 +1,4 @@
-"""Windows of unlike lengths on the Triton attention backend, its kernels run by the interpreter."""
+"""Test ragged windows on the Triton attention backend, with its kernels in the interpreter."""
 
 from __future__ import annotations
 
@@ -46,19 +46,19 @@ def test_sglangs_kernel_reads_the_same_windows(cases: list[dict[str, Any]]) -> N
     assert max(tried) <= TOLERANCE
 
 
-def test_graphs_with_empty_seats_read_the_same_windows(cases: list[dict[str, Any]]) -> None:
-    assert {case["empty_seats"] for case in cases} == {0, 1, 2}
+def test_graphs_with_empty_slots_read_the_same_windows(cases: list[dict[str, Any]]) -> None:
+    assert {case["empty_slots"] for case in cases} == {0, 1, 2}
     assert max(case["graph"] for case in cases) <= TOLERANCE
 
 
 def test_a_full_graph_leaves_no_row_unwritten(cases: list[dict[str, Any]]) -> None:
     """With as many requests as slots, tokens behind the windows are the last window's."""
-    full = [case for case in cases if case["empty_seats"] == 0]
+    full = [case for case in cases if case["empty_slots"] == 0]
     assert sum(case["spare"] > 0 for case in full) >= 2
     assert [case["unwritten"] for case in full] == [0] * len(full)
 
 
-def test_without_our_hooks_unlike_windows_are_wrong(cases: list[dict[str, Any]]) -> None:
+def test_without_our_hooks_ragged_windows_are_wrong(cases: list[dict[str, Any]]) -> None:
     """The comparison can fail: upstream looks for every window where one of full width would be."""
     tried = [case for case in cases if "upstream" in case and set(case["windows"][:-1]) - {FULL}]
     assert len(tried) >= 5

@@ -49,7 +49,7 @@ def random_case(random_: random.Random, seed: int) -> Case:
     )
 
 
-def empty_seats(case: Case) -> int:
+def empty_slots(case: Case) -> int:
     """Of the graph: as many as the tier may leave, zero to SPARE_SEATS."""
     tokens = tier(sum(case.window))
     return min(case.seed % (SPARE_SEATS + 1), tokens - len(case.window))
@@ -105,7 +105,7 @@ def difference(world: World, out: Tensor) -> float:
     """Largest absolute difference of the windows' rows from dense attention."""
     rows = out[: sum(world.case.window)]
     worst = (rows.double() - world.expected()).abs().max().item()
-    return worst if worst == worst else float("inf")  # NaN: a row of nobody was read
+    return worst if worst == worst else float("inf")  # NaN: a row of no request was read
 
 
 def verify_batch(world: World, backend: TritonAttnBackend) -> Any:
@@ -148,10 +148,10 @@ def in_graph(world: World) -> tuple[float, int]:
     info.ragged_verify_layout = RaggedVerifyLayout.from_verify_lens_device(
         verify_lens=info.ragged_verify_layout.verify_lens, graph_num_tokens=tokens
     )
-    seats = batch.batch_size + empty_seats(world.case)
-    empty = torch.zeros(empty_seats(world.case), dtype=torch.int64)
+    slots = batch.batch_size + empty_slots(world.case)
+    empty = torch.zeros(empty_slots(world.case), dtype=torch.int64)
     view = SimpleNamespace(
-        batch_size=seats,
+        batch_size=slots,
         forward_mode=batch.forward_mode,
         req_pool_indices=torch.cat([batch.req_pool_indices, empty]),
         seq_lens=torch.cat([batch.seq_lens, empty + 1]),
@@ -160,7 +160,7 @@ def in_graph(world: World) -> tuple[float, int]:
         encoder_lens=None,
         out_cache_loc=None,
     )
-    backend.init_cuda_graph_state(seats, tokens)
+    backend.init_cuda_graph_state(slots, tokens)
     backend.init_forward_metadata_out_graph(view, in_capture=True)
     out = attend(world, backend, batch, tokens)
     return difference(world, out), int(out.isnan().flatten(1).any(1).sum())
@@ -178,11 +178,11 @@ def main(count: int) -> None:
             graph, unwritten = in_graph(World(case))
             said: dict[str, Any] = {
                 "windows": case.window,
-                "empty_seats": empty_seats(case),
+                "empty_slots": empty_slots(case),
                 "eager": eager(World(case)),
                 "graph": graph,
             }
-            if said["empty_seats"] == 0:  # an empty slot reads a cache that holds NaN
+            if said["empty_slots"] == 0:  # an empty slot reads a cache that holds NaN
                 said |= {"spare": tier(sum(case.window)) - sum(case.window), "unwritten": unwritten}
             if seed < UNPATCHED:
                 said["upstream"] = eager(World(case), patched=False)

@@ -22,9 +22,9 @@ from tests.verify.chains import (
     Chain,
     Prefix,
     complete,
-    draft_law,
+    draft_distribution,
     emitted_by_cell,
-    joint_law,
+    joint_distribution,
 )
 
 GAMMA = 2
@@ -67,7 +67,7 @@ def _cells(
     return cells, [Fraction(1, len(cells))] * len(cells)
 
 
-def law_given_draft(
+def distribution_given_draft(
     rule: AcceptRule, request: Request, draft: Prefix, length: int, grid: Grid
 ) -> dict[Prefix, Fraction]:
     """Exact distribution of what one request emits, its draft and verify length given."""
@@ -98,7 +98,7 @@ def _of_one(
     rule: AcceptRule, request: Request, draft: Prefix, length: int, grid: Grid
 ) -> dict[Prefix, Fraction]:
     """Distribution of gamma + 1 tokens of one request, its draft and verify length given."""
-    emitted = law_given_draft(rule, request, draft, length, grid)
+    emitted = distribution_given_draft(rule, request, draft, length, grid)
     return complete(emitted, request.target, GAMMA + 1)
 
 
@@ -110,7 +110,7 @@ def _blind(drafts: Prefix) -> float:
 def drafted_pairs(requests: tuple[Request, ...]) -> list[tuple[Fraction, Drafts, np.ndarray]]:
     """All drafts of a batch: chance, draft of each request, confidences [R, gamma] float32."""
     found = []
-    distributions = [draft_law(q.drafter, GAMMA, q.argmax).items() for q in requests]
+    distributions = [draft_distribution(q.drafter, GAMMA, q.argmax).items() for q in requests]
     for each in itertools.product(*distributions):
         drafts = tuple(draft for draft, _ in each)
         said = [
@@ -143,7 +143,7 @@ def batch_probs(
 
 def plain_probs(requests: tuple[Request, ...]) -> Joint:
     """Joint distribution of gamma + 1 tokens of every request by plain decoding."""
-    distributions = [joint_law(q.target, GAMMA + 1).items() for q in requests]
+    distributions = [joint_distribution(q.target, GAMMA + 1).items() for q in requests]
     joint: Joint = {}
     for texts in itertools.product(*distributions):
         weight = Fraction(1)

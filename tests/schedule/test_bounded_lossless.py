@@ -87,7 +87,7 @@ def cases() -> Iterator[Case]:
 
 
 @cache
-def keeps_the_law(heads: str, lengths: Lengths) -> bool:
+def keeps_the_distribution(heads: str, lengths: Lengths) -> bool:
     """Return whether the schedule with these lengths, one for each pair of drafts, is lossless."""
     requests = pair(HEADS[heads])
     given = iter(lengths)
@@ -156,7 +156,7 @@ def broken(admission: Admission, *, early_stop: bool) -> tuple[list[Case], list[
     for number, case in enumerate(cases()):
         lengths = lengths_of(case, admission, early_stop=early_stop, before=number)
         budgets.append(admitted(lengths))
-        if not keeps_the_law(case.heads, lengths):
+        if not keeps_the_distribution(case.heads, lengths):
             wrong.append(case)
     return wrong, budgets
 

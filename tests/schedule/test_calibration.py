@@ -182,7 +182,7 @@ def test_a_request_is_predicted_by_its_earlier_steps(spread: float) -> None:
     assert predicted(data, Calibration((1.0, 1.0)))[:, 0].tolist() == [0.5, 0.5, 0.5]
 
 
-def test_shifts_of_hardly_any_labels_stay_near_the_common_one() -> None:
+def test_shifts_of_few_labels_stay_near_the_common_one() -> None:
     told = Observations(np.zeros((60, 2)), *[np.array([0, 1] * 30)] * 2, np.arange(60))
     found = fit_shifts(told)
     assert found.shifts[0] > found.shifts[1] > 0.5, "never reached, position 2 follows position 1"
@@ -194,7 +194,7 @@ def test_shift_needs_something_to_fit_to() -> None:
         fit_shifts(nothing)
 
 
-def test_debiased_error_leaves_out_chance_and_keeps_the_rest() -> None:
+def test_debiased_error_removes_chance_and_keeps_the_rest() -> None:
     generator = np.random.default_rng(1)
     chance = generator.uniform(size=4000)
     label = (generator.uniform(size=4000) < chance).astype(float)

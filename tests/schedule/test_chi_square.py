@@ -76,7 +76,7 @@ def test_holm_rejects_in_order() -> None:
 
 
 @pytest.mark.parametrize("steps", [FEW, pytest.param(MANY, marks=pytest.mark.slow)])
-def test_law_is_the_targets_in_every_case(steps: int) -> None:
+def test_distribution_is_the_targets_in_every_case(steps: int) -> None:
     assert len(CASES) >= 20
     values = {name: p_value(case, steps) for name, case in CASES.items()}
     assert holm(values, ALPHA) == []

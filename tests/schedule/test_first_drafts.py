@@ -92,7 +92,7 @@ def test_a_look_seldom_finds_a_drafter_on_the_limit_and_never_one_that_fits(n: i
 
 
 @pytest.mark.parametrize("rate", [0.0, 0.005, 0.03])
-def test_a_drafter_that_hardly_guesses_is_found(rate: float) -> None:
+def test_a_drafter_that_rarely_guesses_is_found(rate: float) -> None:
     traffic = Traffic()
     found = traffic.until_found(rate)
     while not found.below:

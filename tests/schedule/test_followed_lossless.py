@@ -24,11 +24,18 @@ from tests.schedule.batches import (
     Joint,
     Request,
     batch_probs,
-    law_given_draft,
+    distribution_given_draft,
     plain_probs,
     tabled,
 )
-from tests.verify.chains import Chain, Prefix, complete, draft_law, joint_law, quarters
+from tests.verify.chains import (
+    Chain,
+    Prefix,
+    complete,
+    draft_distribution,
+    joint_distribution,
+    quarters,
+)
 
 TOKENS = 3  # of each request, in the distribution that is compared
 PAIR = Workspace(2, GAMMA)
@@ -58,7 +65,7 @@ def emitted(r: int, text: Prefix, draft: Prefix, length: int) -> dict[Prefix, Fr
     """Distribution of request r's output in a step after `text`, draft and verify length given."""
     one = REQUESTS[r]
     here = replace(one, target=behind(one.target, text), drafter=behind(one.drafter, text))
-    return law_given_draft(accept_sampled, here, draft, length, grid=12)
+    return distribution_given_draft(accept_sampled, here, draft, length, grid=12)
 
 
 def outcomes(
@@ -67,7 +74,7 @@ def outcomes(
     """All ways a step behind `texts` can go: chance, what is emitted, logits, lengths, said."""
     found = []
     distributions = [
-        draft_law(behind(q.drafter, text), GAMMA, argmax=False).items()
+        draft_distribution(behind(q.drafter, text), GAMMA, argmax=False).items()
         for q, text in zip(REQUESTS, texts, strict=True)
     ]
     for drafted in itertools.product(*distributions):
@@ -120,7 +127,7 @@ def two_steps(drafts: int, spread: float) -> tuple[Joint, int]:
 
 
 def plainly() -> Joint:
-    distributions = [joint_law(q.target, TOKENS).items() for q in REQUESTS]
+    distributions = [joint_distribution(q.target, TOKENS).items() for q in REQUESTS]
     return {(a, b): x * y for (a, x), (b, y) in itertools.product(*distributions) if x * y}
 
 

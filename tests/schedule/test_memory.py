@@ -113,7 +113,7 @@ def test_ranks_with_equal_writes_read_equal() -> None:
 
 
 @pytest.mark.parametrize("windows", ["full", "ragged", "mostly short"])
-def test_rates_are_right_whatever_the_windows(windows: str) -> None:
+def test_rates_are_right_for_any_windows(windows: str) -> None:
     """Censoring: positions behind a shortened window are unknown, not failures."""
     rng = np.random.default_rng(1)
     true = np.array([0.9, 0.6, 0.3])

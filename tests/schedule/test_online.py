@@ -118,7 +118,7 @@ def test_nonsense_stays_bounded() -> None:
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-def test_a_logit_that_is_no_number_has_no_confidence_and_teaches_nothing(value: float) -> None:
+def test_a_logit_that_is_not_finite_has_no_confidence_and_teaches_nothing(value: float) -> None:
     logits = np.array([[1.0, value, 2.0]], np.float32)
     regimes, verified = np.zeros(1, np.int64), np.array([3])
     taught, same = (OnlineCalibration([Calibration((1.0,) * 3)]) for _ in range(2))

@@ -64,7 +64,7 @@ def drive(planner: GuardedPlanner, steps: int, chance: float, *, start: int = 0)
     return admitted
 
 
-def test_free_tokens_are_all_verified_dear_ones_are_not() -> None:
+def test_free_tokens_are_all_verified_costly_ones_are_not() -> None:
     assert drive(planner_of(slope=0.0, draft=0.0), 20, 0.8)[-1] == 4 * GAMMA
     some = drive(planner_of(slope=0.15, draft=0.05), 20, 0.8)[-1]
     assert 0 < some < 4 * GAMMA

@@ -178,7 +178,7 @@ def _of_another_gamma(path: Path) -> None:
         (_of_another_gamma, "gamma: 2, not 3", True),
     ],
 )
-def test_whatever_stands_in_the_table_s_place(
+def test_any_file_in_place_of_the_table(
     cache: Path, put: Callable[[Path], None], says: str | None, kept: bool
 ) -> None:
     path = cache_path(KEY)

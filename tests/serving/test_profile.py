@@ -84,7 +84,7 @@ def test_drafts_of_many_requests_follow_the_slope() -> None:
     )
 
 
-def test_a_single_seat_is_enough() -> None:
+def test_a_single_slot_is_enough() -> None:
     table = profile.measure(KEY, Machine(requests=1), 5.0, lambda line: None)
     assert table.knots == (1, 2, 3, 4)
     assert table.draft_requests == (1,)

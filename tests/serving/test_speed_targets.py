@@ -70,7 +70,7 @@ def test_who_is_behind_counts_for_more() -> None:
     assert world.weights([1, 2, 3]) == pytest.approx([1.0, 1.0, 1.0])
 
 
-def test_nobody_asked_nothing_weighed() -> None:
+def test_without_a_speed_target_nothing_is_weighed() -> None:
     world = World()
     world.step([Request(1), Request(2)], [1, 1])
     assert world.weights([1, 2]) is None

@@ -79,14 +79,14 @@ PARENT = """
 """
 
 
-def test_stop_in_a_child_tells_a_marked_parent() -> None:
+def test_stop_in_a_child_notifies_a_marked_parent() -> None:
     done = run(PARENT.replace("MARK", "startup.mark_server()"))
     assert done.returncode == 3
     assert done.stdout == "told\n"
     assert done.stderr == "sglang-dspark: child failed\n"
 
 
-def test_a_child_that_is_set_up_itself_still_tells_its_parent() -> None:
+def test_a_child_that_is_set_up_itself_still_notifies_its_parent() -> None:
     """Every process of a server is: one that refuses a drafter has read it, long after that."""
     marked = PARENT.replace("MARK", "startup.mark_server()")
     done = run(marked.replace("startup.stop(", "startup.mark_server(); startup.stop("))

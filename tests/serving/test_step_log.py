@@ -57,7 +57,7 @@ def test_lines_are_appended_and_none_comes_twice(tmp_path: Path) -> None:
     assert len(path.read_text().splitlines()) == 6
 
 
-def test_a_file_that_cannot_be_written_to_is_told_once(
+def test_a_file_that_cannot_be_written_to_is_reported_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     log = StepLog(tmp_path / "missing" / "steps.jsonl")

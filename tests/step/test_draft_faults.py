@@ -149,7 +149,7 @@ def test_what_the_counters_say_of_a_failure() -> None:
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_a_weight_that_is_no_number_is_named(value: float, dtype: torch.dtype) -> None:
+def test_a_weight_that_is_not_finite_is_named(value: float, dtype: torch.dtype) -> None:
     drafter = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 5)).to(dtype)
     target = nn.Linear(5, 2)
     assert broken_weight(drafter, target) is None

@@ -123,7 +123,7 @@ def test_confidence_arrives_a_step_later_where_steps_overlap(
 
 
 @pytest.mark.parametrize(("replica", "more"), [(None, {}), (1, {"dp_rank": "1"})])
-def test_replicas_are_told_apart(
+def test_replicas_are_distinguished(
     replica: int | None, more: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By SGLang's own label: their counters would be added up without it."""

@@ -102,7 +102,7 @@ def test_a_step_that_is_planned_twice_before_it_starts_is_not_timed() -> None:
     assert dropped.ended is None
 
 
-def test_speculation_whose_tokens_nobody_gets_does_not_pay() -> None:
+def test_speculation_whose_tokens_are_discarded_does_not_pay() -> None:
     drafted = []
     for lost in (0, 6):  # of the 8 tokens that two requests emit in a step
         world = Scenario(token=6e-3)

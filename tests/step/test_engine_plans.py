@@ -29,7 +29,7 @@ def test_plans_see_confidences_of_two_steps_ago_only() -> None:
     assert known == [0, 0, 1, 1]
 
 
-def test_drafts_whose_confidence_is_no_number_are_not_verified(
+def test_drafts_whose_confidence_is_nan_are_not_verified(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     world = Scenario()

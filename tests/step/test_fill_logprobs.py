@@ -51,7 +51,7 @@ def explained(masks_of: list[int] | None = None, *, logprobs: bool = False) -> A
     return outputs
 
 
-def test_what_nobody_asks_for_is_not_computed() -> None:
+def test_what_no_request_asks_for_is_not_computed() -> None:
     assert vars(explained()).keys() == {"next_token_logits"}
 
 

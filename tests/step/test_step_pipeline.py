@@ -99,7 +99,7 @@ def test_a_prefill_between_two_steps_leaves_the_first_without_a_time() -> None:
     assert world.calibration.gaps()[0, 0] != 0
 
 
-def test_a_step_that_never_lands_is_left_out() -> None:
+def test_a_step_whose_result_never_arrives_is_skipped() -> None:
     world = Overlapped()
     world.launch([1])
     world.flying.clear()  # its result is lost

@@ -55,7 +55,7 @@ def test_a_request_without_drafts_shares_a_step_with_others(floor: int) -> None:
     assert lengths == [0, GAMMA]
 
 
-def test_where_nobody_may_have_a_draft_none_is_made_and_the_guard_keeps_its_mind() -> None:
+def test_when_no_request_may_draft_none_is_made_and_the_guard_is_unchanged() -> None:
     world, other = Scenario(), Scenario()
     for _ in range(40):
         plan, lengths = world.step([1], limits=[0], good=0)

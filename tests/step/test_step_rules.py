@@ -126,7 +126,7 @@ def test_a_top_k_of_up_to_2048_is_listed() -> None:
         (SAMPLED, GREEDY | {"sampling_seed": 3} | M),
     ],
 )
-def test_steps_whose_law_is_plain_decodings_are_left_alone(requests: Any) -> None:
+def test_steps_with_plain_decodings_distribution_are_left_alone(requests: Any) -> None:
     assert not rules(*requests).own_rule
 
 
@@ -139,7 +139,7 @@ def test_steps_whose_law_is_plain_decodings_are_left_alone(requests: Any) -> Non
         (SAMPLED, SAMPLED | {"sampling_seed": 3}),
     ],
 )
-def test_steps_whose_law_is_not_are_ours(requests: Any) -> None:
+def test_steps_with_another_distribution_are_ours(requests: Any) -> None:
     assert rules(*requests).own_rule
 
 

@@ -1,4 +1,4 @@
-"""The audit tells what was found and what was not looked at; what is unknown is not sound."""
+"""Test that the audit reports its findings and what it skipped; unknown is not sound."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def printing(text: str, status: int = 0, error: str = "") -> list[str]:
     return audit.ask([sys.executable, "-c", code])
 
 
-def test_faults_are_named_with_the_versions_that_mend_them() -> None:
+def test_faults_are_named_with_the_versions_that_fix_them() -> None:
     """pip-audit ends with status 1 where it has found some."""
     lines = printing(json.dumps({"dependencies": [SOUND, FAULTY, UNKNOWN], "fixes": []}), status=1)
     assert lines == [
@@ -64,7 +64,7 @@ def test_it_ends_at_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_ci_asks_and_goes_on() -> None:
-    """After uv, which runs it; its status is 0 whatever it finds."""
+    """It runs after the installation of uv, and its exit status is always 0."""
     lines = (ROOT / ".ci" / "run").read_text().splitlines()
     (place,) = (i for i, line in enumerate(lines) if "tools.audit" in line)
     assert any("install --quiet uv" in line for line in lines[:place])

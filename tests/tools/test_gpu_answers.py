@@ -70,14 +70,16 @@ def judged(plain: Answering, drafting: Answering) -> bool:
     return sampled(plain, drafting, PLAN, FOLLOWS)  # type: ignore[arg-type]
 
 
-def test_servers_of_one_law_pass(capsys: pytest.CaptureFixture[str]) -> None:
+def test_servers_of_one_distribution_pass(capsys: pytest.CaptureFixture[str]) -> None:
     assert judged(Answering(0.5), Answering(0.501))
     rows = [json.loads(line)["row"] for line in capsys.readouterr().out.splitlines()]
     assert [row["sampled"] for row in rows] == [*KINDS, MIXED]
     assert rows[0]["plain"] == rows[0]["dspark"] == [4096, 4096]
 
 
-def test_a_law_that_speculation_changes_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_distribution_that_speculation_changes_is_reported(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert not judged(Answering(0.5), Answering(0.4))
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == len(KINDS)  # greedy ones are right, all kinds at once are not

@@ -46,7 +46,7 @@ def test_the_table_is_one_cycle_through_all_tokens(known: Table) -> None:
     assert seen == set(TOKENS.tolist())
 
 
-def test_the_target_says_the_table_whatever_came_before(
+def test_the_target_follows_the_table_after_any_prefix(
     folder: Path, target: Qwen3ForCausalLM, known: Table
 ) -> None:
     follows = torch.from_numpy(np.load(folder / "follows.npy"))

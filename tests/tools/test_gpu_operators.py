@@ -65,7 +65,7 @@ def test_shares_have_every_case_once() -> None:
     assert shares[1] == [(1, "b"), (4, "e")]
 
 
-def test_a_comparison_is_told_once_all_its_shares_have_ended(
+def test_a_comparison_is_reported_once_all_its_shares_have_ended(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     findings = parity.Findings(("accept", "greedy"), "cuda")

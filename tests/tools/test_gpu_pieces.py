@@ -63,7 +63,7 @@ def sent(tmp_path: Path) -> Path:
 
 
 def bring(sent: Path, call: Path, *names: str) -> Path:
-    """What one call carries: the manifest and these pieces."""
+    """Copy what one call carries: the manifest and these pieces."""
     call.mkdir()
     for name in (MANIFEST, *names):
         (call / name).write_bytes((sent / name).read_bytes())
@@ -71,7 +71,7 @@ def bring(sent: Path, call: Path, *names: str) -> Path:
 
 
 def silent(line: str) -> None:
-    """Nobody listens."""
+    """Drop the line."""
 
 
 def test_no_piece_is_too_large_and_all_make_the_files_again(sent: Path, tmp_path: Path) -> None:
@@ -277,7 +277,7 @@ def test_another_stand_in_is_another_parcel(
 
 
 def sglang_package() -> Path:
-    """Where SGLang is installed; the test is skipped where it is not."""
+    """Return SGLang's folder; skip the test if it is not installed."""
     found = find_spec("sglang")
     if found is None or found.origin is None:
         pytest.skip("SGLang is not installed")

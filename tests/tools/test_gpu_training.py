@@ -338,7 +338,7 @@ def test_so_many_steps_are_planned_as_fit(
 
 @pytest.mark.slow  # torch.compile takes as long
 def test_compiled_parts_learn_as_others_do(answered: RunConfig, tmp_path: Path) -> None:
-    """What is compiled on a GPU is traced here."""
+    """Trace the parts that a GPU compiles, and compare their losses."""
     from sglang_dspark.training.setup import prepare
 
     losses = []

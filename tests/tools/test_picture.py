@@ -25,7 +25,7 @@ def test_text_is_looked_for_without_colours_and_in_order() -> None:
         picture.shown(PRINTED, [("two", "one")])
 
 
-def test_nobodys_home_is_shown() -> None:
+def test_no_home_directory_is_shown() -> None:
     assert picture.shown(f"in {Path.home()}/models", [("", "")]) == "in ~/models"
 
 

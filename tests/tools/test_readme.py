@@ -174,7 +174,7 @@ def test_a_readme_without_its_marks_is_refused(tool: ModuleType, readme: str) ->
         tool.rewritten(readme.replace(tool.END, ""), "")
 
 
-def test_no_other_figure_stands_in_it(tool: ModuleType, readme: str) -> None:
+def test_it_holds_no_other_figure(tool: ModuleType, readme: str) -> None:
     """A ratio or a speed outside the table would be of no known run."""
     outside = readme.split(tool.BEGIN)[0] + readme.split(tool.END)[1]
     found = re.findall(r"\d[\d.,]*(?:x\b|%| times\b| tokens/s)", outside)

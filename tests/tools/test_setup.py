@@ -105,7 +105,7 @@ def test_tests_of_a_group_share_a_process(tmp_path: Path) -> None:
 def test_both_halves_of_the_tests_run_and_are_reported(
     tmp_path: Path, codes: tuple[int, int]
 ) -> None:
-    """`make test` as it is; the test runner is one that only says what it was told."""
+    """`make test` as it is; the test runner only prints its arguments."""
     half = tmp_path / "half"
     status = 'case "$*" in *not*) exit {};; *) exit {};; esac'.format(*codes)
     half.write_text(f'#!/bin/sh\necho "half: $*"\n{status}\n')

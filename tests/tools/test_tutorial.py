@@ -128,7 +128,7 @@ def test_files_are_made_before_they_are_read(tmp_path: Path) -> None:
 
 
 def _made_by(words: list[str], folder: Path) -> set[str]:
-    """What a stage of training writes, by its configuration."""
+    """Return the files that a stage of training writes, by its configuration."""
     if words[:2] != ["dspark", "train"]:
         return set()
     cfg = load_config(folder / words[words.index("--config") + 1])

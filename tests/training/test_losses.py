@@ -61,8 +61,10 @@ def test_fused_loss_and_gradient_equal_the_papers(seed, weights, soft):
 
 
 def test_drafts_that_never_meet_the_target_lose_two():
-    """L_tv = sum |p_t - p_d| of disjoint laws is 2, whether the target's mass lies inside the draft
-    vocabulary or outside of it (eq. 10)."""
+    """L_tv = sum |p_t - p_d| of disjoint distributions is 2 (eq. 10).
+
+    The target's mass may be inside the draft vocabulary or outside of it.
+    """
     sure, row = torch.tensor([[30.0, -30.0]]), torch.ones(1)
     objective = ObjectiveConfig(ce=0.0, tv=0.9)
     for target, log_partition in (

@@ -96,7 +96,7 @@ def test_the_engine_decodes_greedily_as_the_target_does(trained) -> None:
 
 
 def test_it_starts_as_the_targets_mlp() -> None:
-    """Whatever the router says: every group of experts is the same function."""
+    """For any router choice, every group of experts is the same function."""
     torch.manual_seed(0)
     width = {"num_experts": 8, "experts_per_token": 2, "moe_intermediate_size": 16}
     moe = MoE(tiny_config(**width, num_shared_experts=1, routed_scaling=2.0))

@@ -23,7 +23,7 @@ SHAPES = {
 
 
 def test_two_devices_do_not_mix() -> None:
-    """What the other tests rely on."""
+    """The other tests rely on this."""
     with pretended.cuda() as device:
         there, here = torch.arange(4.0, device=device), torch.arange(4.0)
         assert there.device.type == "cuda"

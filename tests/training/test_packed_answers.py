@@ -53,7 +53,7 @@ def test_the_store_comes_back_token_by_token(bare, tmp_path):
     assert answered(other) == made, "nothing was left to answer"
 
 
-def test_an_answer_to_a_changed_prompt_is_left_out(bare, tmp_path):
+def test_an_answer_to_a_changed_prompt_is_skipped(bare, tmp_path):
     answered(bare)
     pack(bare, tmp_path / "a.xz")
     [file] = bare.data.prompts

@@ -474,7 +474,7 @@ def test_each_command_sets_fields(tmp_path, command):
 
 
 @pytest.mark.parametrize(("gpu", "has"), [(False, False), (False, True), (True, False)])
-def test_emulated_halves_are_left_out(tmp_path, monkeypatch, gpu, has):
+def test_emulated_halves_are_skipped(tmp_path, monkeypatch, gpu, has):
     """Drop bfloat16 products if neither a GPU nor the CPU has them; else return the same config."""
     monkeypatch.setattr("sglang_dspark.training.config.has_bfloat16_products", lambda: has)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
@@ -491,7 +491,7 @@ def test_emulated_halves_are_left_out(tmp_path, monkeypatch, gpu, has):
 
 
 @pytest.mark.parametrize("load", [answers.open_config, train._load])
-def test_one_line_says_that_halves_are_left_out(tmp_path, monkeypatch, capsys, load):
+def test_one_line_says_that_half_products_are_ignored(tmp_path, monkeypatch, capsys, load):
     monkeypatch.setattr("sglang_dspark.training.config.has_bfloat16_products", lambda: False)
     for module in ("sglang_dspark.cli._workload", "tools.answers"):
         monkeypatch.setattr(f"{module}.target_dir", lambda name, console: tmp_path)

@@ -1,7 +1,7 @@
-"""Exact laws of the block rule: the real rule is run in every cell between its breakpoints.
+"""Compute exact distributions of the block rule by running it in every cell between breakpoints.
 
-Where the breakpoints lie is computed here in rationals, by the definition. Each is fenced by two
-thin cells, so that a rule that turns anywhere else gives another law.
+The breakpoints are computed here in rationals, by the definition. Two thin cells surround each, so
+that a rule with a breakpoint anywhere else gives another distribution.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tests.verify.chains import (
     Prefix,
     complete,
     emitted_by_cell,
-    joint_law,
+    joint_distribution,
     probabilities,
 )
 
@@ -29,8 +29,10 @@ FENCE = Fraction(1, 2**30)
 
 @dataclass(frozen=True)
 class Turns:
-    """Of one draft and verify length l: p_0 .. p_l, h_1 .. h_l, and the law behind 0 .. l kept
-    drafts."""
+    """p_0 .. p_l, h_1 .. h_l, and the distribution after 0 .. l kept drafts.
+
+    They belong to one draft and verify length l.
+    """
 
     standing: tuple[Fraction, ...]
     kept: tuple[Fraction, ...]
@@ -74,16 +76,16 @@ def cells(
     found = turns(target, drafter, draft, length)
     axes = [split({h}) for h in found.kept]
     axes += [[(0.5, Fraction(1))]] * (len(draft) - length)
-    axes.append(split({e for law in found.behind for e in itertools.accumulate(law)}))
+    axes.append(split({e for row in found.behind for e in itertools.accumulate(row)}))
     grid = list(itertools.product(*axes))
     points = torch.tensor([[u for u, _ in cell] for cell in grid], dtype=torch.float64)
     return points, [prod((w for _, w in cell), start=Fraction(1)) for cell in grid]
 
 
-def law_given_draft(
+def distribution_given_draft(
     rule: AcceptRule, target: Chain, drafter: Chain, draft: Prefix, length: int
 ) -> dict[Prefix, Fraction]:
-    """Exact law of what one step emits, its draft and verify length given."""
+    """Return the exact distribution of one step's output, its draft and verify length given."""
     points, chances = cells(target, drafter, draft, length)
     count, gamma = len(points), len(draft)
     tokens = torch.tensor(draft).expand(count, gamma)
@@ -107,24 +109,27 @@ class Steps:
 
     def __init__(self, rule: AcceptRule, target: Chain, drafter: Chain, gamma: int):
         self.target, self.drafter, self.gamma = target, drafter, gamma
-        self.drafted = {draft: mass for draft, mass in joint_law(drafter, gamma).items() if mass}
+        self.drafted = {
+            draft: mass for draft, mass in joint_distribution(drafter, gamma).items() if mass
+        }
         self.emitted = {
-            (draft, length): law_given_draft(rule, target, drafter, draft, length)
+            (draft, length): distribution_given_draft(rule, target, drafter, draft, length)
             for draft in self.drafted
             for length in range(gamma + 1)
         }
         self.completed = {
-            key: complete(law, target, gamma + 1) for key, law in self.emitted.items()
+            key: complete(distribution, target, gamma + 1)
+            for key, distribution in self.emitted.items()
         }
-        self.plain = joint_law(target, gamma + 1)
+        self.plain = joint_distribution(target, gamma + 1)
 
-    def law(self, lengths: dict[Prefix, int]) -> dict[Prefix, Fraction]:
-        """Of gamma + 1 tokens; lengths: of each draft."""
-        law = dict.fromkeys(self.plain, Fraction(0))
+    def distribution(self, lengths: dict[Prefix, int]) -> dict[Prefix, Fraction]:
+        """Return the distribution of gamma + 1 tokens; lengths: of each draft."""
+        distribution = dict.fromkeys(self.plain, Fraction(0))
         for draft, mass in self.drafted.items():
             for text, share in self.completed[draft, lengths[draft]].items():
-                law[text] += mass * share
-        return law
+                distribution[text] += mass * share
+        return distribution
 
     def kept(self, lengths: dict[Prefix, int]) -> Fraction:
         """E[tau], drafts kept by a step."""

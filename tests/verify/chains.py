@@ -1,7 +1,7 @@
-"""Small target and draft chains with exact rational probabilities, and the law of what is emitted.
+"""Build small chains with exact rational probabilities, and the distribution of emitted tokens.
 
 The accept rule is run for every draft and every cell of a grid of uniforms. All breakpoints of the
-rule lie on that grid, so counting cells gives the exact law of the real implementation.
+rule are on that grid, so counting cells gives the exact distribution of the real implementation.
 """
 
 from __future__ import annotations
@@ -23,34 +23,36 @@ GRID = 12
 
 
 def quarters(table: Mapping[int, tuple[int, ...]], default: tuple[int, ...]) -> Chain:
-    """Chain whose next-token law depends on the last token and the length of the prefix."""
+    """Build a chain whose next token depends on the last token and the length of the prefix."""
 
-    def law(prefix: Prefix) -> tuple[Fraction, ...]:
+    def distribution(prefix: Prefix) -> tuple[Fraction, ...]:
         weights = table.get(prefix[-1], default) if prefix else default
         turn = len(prefix) % len(weights)
         rotated = weights[turn:] + weights[:turn]
         return tuple(Fraction(w, sum(weights)) for w in rotated)
 
-    return law
+    return distribution
 
 
-def joint_law(chain: Chain, length: int) -> dict[Prefix, Fraction]:
+def joint_distribution(chain: Chain, length: int) -> dict[Prefix, Fraction]:
     """P(first `length` tokens) by plain decoding."""
-    law: dict[Prefix, Fraction] = {(): Fraction(1)}
+    distribution: dict[Prefix, Fraction] = {(): Fraction(1)}
     for _ in range(length):
-        law = {
+        distribution = {
             (*prefix, token): mass * share
-            for prefix, mass in law.items()
+            for prefix, mass in distribution.items()
             for token, share in enumerate(chain(prefix))
         }
-    return law
+    return distribution
 
 
 def complete(
     emitted: Mapping[Prefix, Fraction], chain: Chain, length: int
 ) -> dict[Prefix, Fraction]:
-    """Law of `length` tokens when plain decoding goes on behind each emitted string."""
-    law: dict[Prefix, Fraction] = dict.fromkeys(joint_law(chain, length), Fraction(0))
+    """Return the distribution of `length` tokens; plain decoding continues each string."""
+    distribution: dict[Prefix, Fraction] = dict.fromkeys(
+        joint_distribution(chain, length), Fraction(0)
+    )
     for text, mass in emitted.items():
         tail = {text: mass}
         while len(next(iter(tail))) < length:
@@ -60,12 +62,12 @@ def complete(
                 for token, share in enumerate(chain(prefix))
             }
         for full, weight in tail.items():
-            law[full[:length]] += weight
-    return law
+            distribution[full[:length]] += weight
+    return distribution
 
 
 def probabilities(chain: Chain, draft: Prefix, rows: int) -> Tensor:
-    """[rows, V] float32: the chain's law behind the first 0, 1, ... drafts."""
+    """[rows, V] float32: the chain's distribution after the first 0, 1, ... drafts."""
     return torch.tensor([[float(p) for p in chain(draft[:k])] for k in range(rows)])
 
 
@@ -76,30 +78,33 @@ def grid_uniforms(gamma: int) -> tuple[Tensor, Tensor]:
     return cells[:, :gamma], cells[:, gamma]
 
 
-def draft_law(chain: Chain, gamma: int, argmax: bool) -> dict[Prefix, Fraction]:
+def draft_distribution(chain: Chain, gamma: int, argmax: bool) -> dict[Prefix, Fraction]:
     """P(draft), sampled from the chain or always its argmax (lowest id on ties)."""
     if not argmax:
-        return {draft: mass for draft, mass in joint_law(chain, gamma).items() if mass}
+        return {draft: mass for draft, mass in joint_distribution(chain, gamma).items() if mass}
     draft: Prefix = ()
     for _ in range(gamma):
-        law = chain(draft)
-        draft = (*draft, law.index(max(law)))
+        distribution = chain(draft)
+        draft = (*draft, distribution.index(max(distribution)))
     return {draft: Fraction(1)}
 
 
 def emitted_by_cell(
     outcome: Acceptance, tokens: Tensor, chances: Sequence[Fraction]
 ) -> dict[Prefix, Fraction]:
-    """Exact law of what is emitted, of cells with these chances. tokens: drafts [N, gamma]."""
-    law: dict[Prefix, Fraction] = {}
+    """Return the exact distribution of the output of cells with these chances.
+
+    tokens: drafts [N, gamma].
+    """
+    distribution: dict[Prefix, Fraction] = {}
     emitted = outcome.tokens(tokens).tolist()
     for text, size, chance in zip(emitted, outcome.emitted.tolist(), chances, strict=True):
         key = tuple(text[:size])
-        law[key] = law.get(key, Fraction(0)) + chance
-    return law
+        distribution[key] = distribution.get(key, Fraction(0)) + chance
+    return distribution
 
 
-def emitted_law(
+def emitted_distribution(
     rule: AcceptRule,
     target: Chain,
     drafter: Chain,
@@ -109,15 +114,15 @@ def emitted_law(
     argmax: bool = False,
     claim_sampled: bool = False,
 ) -> dict[Prefix, Fraction]:
-    """Exact law of the strings that one step of `rule` emits.
+    """Return the exact distribution of the strings that one step of `rule` emits.
 
     argmax drafts are passed as such (draft_probs None) unless `claim_sampled`, a mistake that
     the tests must notice.
     """
     accept_u, bonus_u = grid_uniforms(gamma)
     cells = len(bonus_u)
-    law: dict[Prefix, Fraction] = {}
-    for draft, mass in draft_law(drafter, gamma, argmax).items():
+    distribution: dict[Prefix, Fraction] = {}
+    for draft, mass in draft_distribution(drafter, gamma, argmax).items():
         tokens = torch.tensor(draft).expand(cells, gamma)
         target_probs = probabilities(target, draft, gamma + 1)
         target_probs[verify_len + 1 :] = float("nan")  # never computed in a ragged pass
@@ -133,5 +138,5 @@ def emitted_law(
         emitted = outcome.tokens(tokens).tolist()
         for text, count in zip(emitted, outcome.emitted.tolist(), strict=True):
             key = tuple(text[:count])
-            law[key] = law.get(key, Fraction(0)) + mass / cells
-    return law
+            distribution[key] = distribution.get(key, Fraction(0)) + mass / cells
+    return distribution

@@ -51,7 +51,7 @@ def test_one_hot_target_is_the_greedy_rule(seed: int, rows: int, gamma: int, voc
 @EXAMPLES
 @given(seed=seeds, gamma=st.integers(1, 5), vocab=st.integers(2, 9))
 def test_emitted_tokens_have_target_mass(seed: int, gamma: int, vocab: int) -> None:
-    """Whatever is drafted, a token the target excludes is never emitted."""
+    """For any drafts, a token that the target excludes is never emitted."""
     generator = torch.Generator().manual_seed(seed)
     rows = 5
     target = _probs(generator, rows, gamma + 1, vocab, sparse=True)
@@ -81,8 +81,8 @@ def test_longer_windows_only_extend(seed: int, rows: int, gamma: int) -> None:
         assert torch.equal(cut.accepted, full.accepted.clamp(max=length))
 
 
-def test_empty_residual_falls_to_the_target() -> None:
-    """p_t <= p_d everywhere by rounding, and the draft rejected: the target's law is used."""
+def test_empty_residual_falls_back_to_the_target() -> None:
+    """p_t <= p_d everywhere by rounding, draft rejected: the target's distribution is used."""
     proposal = torch.tensor([[[0.5, 0.5]]])
     target = torch.tensor([[[0.5 - 2**-20, 0.5 - 2**-20], [1.0, 0.0]]])
     outcome = accept_sampled(
@@ -218,7 +218,7 @@ def test_shape_mistakes_are_named() -> None:
         Acceptance(torch.zeros(2, dtype=torch.int64), torch.zeros(3, dtype=torch.int64))
 
 
-def test_rows_that_are_no_number_give_some_token_where_nothing_is_checked() -> None:
+def test_nan_rows_give_some_token_where_nothing_is_checked() -> None:
     """On an accelerator a bad index ends the process, and the check would be waited for."""
     rows = torch.tensor([[0.0, 0.0, 0.0], [torch.nan] * 3, [0.0, 1.0, 0.0]])
     drawn = sample_inverse_cdf(rows, torch.full((3,), 0.5), checked=False)

@@ -1,4 +1,4 @@
-"""Seeded sampling: the noise is MurmurHash3's, draws follow the law, drafts change nothing."""
+"""Test seeded sampling: MurmurHash3 noise, draws of the distribution, no effect of drafts."""
 
 from __future__ import annotations
 
@@ -48,17 +48,17 @@ def test_noise_is_murmur3_of_seed_position_and_token() -> None:
         assert float(found[n, i]) == pytest.approx(-math.log(murmur3(words) / (2**32 - 1)))
 
 
-def _law(name: str, rows: int) -> torch.Tensor:
+def _distribution(name: str, rows: int) -> torch.Tensor:
     logits = torch.randn(1, 1, VOCAB, generator=torch.Generator().manual_seed(3)) * 1.2
     return target_distribution(logits, BatchSampling.uniform(1, **SETTINGS[name]))[0].repeat(
         rows, 1
     )
 
 
-def p_value(drawn: torch.Tensor, law: torch.Tensor) -> float:
-    """Chi-square of drawn [N] against law [V]; 0 for a token the law excludes."""
+def p_value(drawn: torch.Tensor, distribution: torch.Tensor) -> float:
+    """p-value of drawn [N] against distribution [V]; 0 for a token of probability 0."""
     counts = torch.bincount(drawn, minlength=VOCAB).double()
-    expected = law.double() * len(drawn)
+    expected = distribution.double() * len(drawn)
     possible = expected > 0
     if int(counts[~possible].sum()):
         return 0.0
@@ -69,30 +69,30 @@ def p_value(drawn: torch.Tensor, law: torch.Tensor) -> float:
 
 @pytest.mark.parametrize("name", sorted(SETTINGS))
 @pytest.mark.parametrize("what", ["seeds", "positions"])
-def test_draws_over_seeds_and_over_positions_follow_the_law(name: str, what: str) -> None:
+def test_draws_over_seeds_and_over_positions_follow_the_distribution(name: str, what: str) -> None:
     rows = 50_000
-    law = _law(name, rows)
+    distribution = _distribution(name, rows)
     many, one = torch.arange(rows), torch.full((rows,), 1234)
     pair = (many, one) if what == "seeds" else (one, many)
-    drawn = seeded_choice(law, *pair)
-    assert p_value(drawn, law[0]) > 1e-5
-    tilted = law[0] ** 1.3 / (law[0] ** 1.3).sum()
+    drawn = seeded_choice(distribution, *pair)
+    assert p_value(drawn, distribution[0]) > 1e-5
+    tilted = distribution[0] ** 1.3 / (distribution[0] ** 1.3).sum()
     assert p_value(drawn, tilted) < 1e-9
 
 
 def test_draws_at_neighbouring_positions_are_independent() -> None:
     rows = 40_000
-    law = torch.full((rows, 4), 0.25)
+    distribution = torch.full((rows, 4), 0.25)
     seeds = torch.arange(rows)
-    first = seeded_choice(law, seeds, torch.full((rows,), 10))
-    second = seeded_choice(law, seeds, torch.full((rows,), 11))
+    first = seeded_choice(distribution, seeds, torch.full((rows,), 10))
+    second = seeded_choice(distribution, seeds, torch.full((rows,), 11))
     counts = torch.bincount(first * 4 + second, minlength=16).double()
     statistic = ((counts - rows / 16) ** 2 / (rows / 16)).sum()
     assert float(torch.special.gammaincc(torch.tensor(7.5).double(), statistic / 2)) > 1e-5
 
 
 def _chain(table: torch.Tensor, seed: int, drafts: torch.Tensor | None, lens: int) -> list[int]:
-    """Twenty tokens of a seeded chain with the law table [V, V], drafts verified or none."""
+    """Return twenty tokens of a seeded chain with the table [V, V], drafts verified or none."""
     tokens, seeds = [0], torch.tensor([seed])
     while len(tokens) < 20:
         position = len(tokens) - 1
@@ -101,13 +101,13 @@ def _chain(table: torch.Tensor, seed: int, drafts: torch.Tensor | None, lens: in
             tokens.append(int(seeded_choice(row, seeds, torch.tensor([position]))))
             continue
         block = drafts[position % len(drafts)][None]  # [1, gamma]
-        laws = table[torch.cat([torch.tensor([[tokens[-1]]]), block], 1)]  # [1, gamma + 1, V]
-        done = accept_seeded(block, laws, seeds, torch.tensor([position]), torch.tensor([lens]))
+        probs = table[torch.cat([torch.tensor([[tokens[-1]]]), block], 1)]  # [1, gamma + 1, V]
+        done = accept_seeded(block, probs, seeds, torch.tensor([position]), torch.tensor([lens]))
         tokens += [*block[0, : int(done.accepted)].tolist(), int(done.bonus)]
     return tokens[:20]
 
 
-def test_output_is_plain_seeded_decoding_whatever_was_drafted() -> None:
+def test_output_is_plain_seeded_decoding_for_any_drafts() -> None:
     generator = torch.Generator().manual_seed(1)
     table = torch.softmax(torch.randn(VOCAB, VOCAB, generator=generator), -1)
     drafts = torch.randint(0, VOCAB, (7, GAMMA), generator=generator)

@@ -87,7 +87,7 @@ class World:
             value[old] = self.values[r][: old.numel()]
 
     def runner(self) -> SimpleNamespace:
-        """What an attention backend takes from a model runner."""
+        """Return the model-runner fields that an attention backend reads."""
         return SimpleNamespace(
             device="cpu",
             req_to_token_pool=self.req_pool,

@@ -21,7 +21,7 @@ def settings(
     top_ps: Tensor | None = None,
     min_ps: Tensor | None = None,
 ) -> Any:
-    """What drafting and accepting read of SGLang's `SamplingBatchInfo`, [R] each; 0 is greedy."""
+    """Build the `SamplingBatchInfo` fields that drafting and accepting read, [R]; 0 is greedy."""
     rows = len(temperatures)
     greedy = temperatures == 0
     wanted = torch.full((rows,), ALL) if top_ks is None else top_ks

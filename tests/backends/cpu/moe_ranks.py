@@ -1,8 +1,7 @@
-"""What each of two gloo ranks does in the test of experts on several ranks; a module of its own,
-as ranks are started: `python -m tests.backends.cpu.moe_ranks RANK FOLDER`.
+"""Run one of two gloo ranks for the test of experts on several ranks.
 
-It builds the served draft model under SGLang's own groups, alone and as one of two, and writes what
-a draft block comes out as.
+Each rank is a process: `python -m tests.backends.cpu.moe_ranks RANK FOLDER`. It builds the served
+draft model under SGLang's own groups, alone and as one of two, and writes the draft block.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from sglang_dspark.verify import accept_block, block
 
 
 def batch(vocab: int, gamma: int, spread: float) -> tuple[torch.Tensor, ...]:
-    """Drafts, their laws, the target's, uniforms and window lengths of 300 requests."""
+    """Build drafts, both distributions, uniforms and window lengths of 300 requests."""
     rows, generator = 300, torch.Generator().manual_seed(vocab)
     logits = torch.randn(rows, gamma, vocab, generator=generator)
     shift = torch.randn(rows, gamma + 1, vocab, generator=generator) * spread
@@ -37,7 +37,7 @@ def test_compiled_walk_is_the_references(vocab: int, gamma: int, spread: float) 
     assert set(wanted.tolist()) == set(range(gamma + 1))
 
 
-def test_equal_laws_keep_every_draft() -> None:
+def test_equal_distributions_keep_every_draft() -> None:
     _, proposal, _, uniforms, _ = batch(9, 4, 0.0)
     lens = torch.full((300,), 4)
     proposal = proposal.nan_to_num(1 / 9)

@@ -1,7 +1,8 @@
-"""The served pair of draft and ragged accept keeps the target's law at every temperature and cut.
+"""Test that served drafting with ragged acceptance has the target's distribution.
 
-Drafts come from the served hook, windows have random lengths, and the first two tokens out of each
-step are compared with the target's chain by chi-square. Requests of all cuts stand in one batch.
+Every temperature and cut is tested, all cuts in one batch. Drafts come from the served hook and
+windows have random lengths. Chi-square compares the first two tokens of each step with the target's
+chain.
 The same test must catch an accept rule with one step changed.
 """
 
@@ -74,7 +75,7 @@ def batch_settings(temperature: float, rows: int) -> Any:
 
 
 def chain(temperature: float, cut: tuple[int, float, float]) -> Tensor:
-    """The target's law behind each last token: [V, V] float64."""
+    """Return the target's distribution after each last token: [V, V] float64."""
     return target_distribution(TARGET[None], BatchSampling.uniform(1, temperature, *cut))[
         0
     ].double()
@@ -114,8 +115,8 @@ def p_values(module: ModuleType, temperature: float, seed: int, steps: int) -> d
             counts[turn] += torch.bincount(cell[turn :: len(CUTS)], minlength=V * V)
     found = {}
     for turn, (name, cut) in enumerate(CUTS.items()):
-        law = chain(temperature, cut)
-        expected = (law[ANCHOR][:, None] * law).flatten() * counts[turn].sum()
+        distribution = chain(temperature, cut)
+        expected = (distribution[ANCHOR][:, None] * distribution).flatten() * counts[turn].sum()
         found[name] = chi_square(counts[turn].double(), expected)
     return found
 

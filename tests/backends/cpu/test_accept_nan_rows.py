@@ -15,7 +15,7 @@ INF = float("inf")
 LOST = {
     "every token is masked": [-INF, -INF, -INF, -INF],
     "a logit is infinite": [1.0, INF, 0.0, 0.0],
-    "a logit is no number": [1.0, float("nan"), 0.0, 0.0],
+    "a logit is NaN": [1.0, float("nan"), 0.0, 0.0],
 }
 SETTINGS = {"whole": (4, 1.0, 0.0), "top-k": (2, 1.0, 0.0), "top-p": (4, 0.5, 0.0)}
 SETTINGS |= {"min-p": (4, 1.0, 0.2), "all": (2, 0.9, 0.2)}
@@ -23,7 +23,9 @@ SETTINGS |= {"min-p": (4, 1.0, 0.2), "all": (2, 0.9, 0.2)}
 
 @pytest.mark.parametrize("cut", SETTINGS)
 @pytest.mark.parametrize("lost", LOST)
-def test_a_lost_row_is_token_0_and_its_neighbours_keep_their_law(lost: str, cut: str) -> None:
+def test_an_invalid_row_is_token_0_and_its_neighbours_keep_their_distribution(
+    lost: str, cut: str
+) -> None:
     top_k, top_p, min_p = SETTINGS[cut]
     info = SimpleNamespace(
         temperatures=torch.full((3, 1), 0.7),

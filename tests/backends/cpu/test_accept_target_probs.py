@@ -1,4 +1,4 @@
-"""The law of verified rows is that of SGLang's own sampler, cuts and ties of settings included."""
+"""Compare target probabilities of verified rows with SGLang's sampler, cuts and ties included."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SETTINGS = {
 
 
 def info(*requests: tuple[float, int, float, float]) -> SimpleNamespace:
-    """What the accept path reads of `SamplingBatchInfo`."""
+    """Build the `SamplingBatchInfo` fields that the accept path reads."""
     temperature, top_k, top_p, min_p = zip(*requests, strict=True)
     return SimpleNamespace(
         temperatures=torch.tensor(temperature)[:, None],
@@ -41,8 +41,8 @@ def info(*requests: tuple[float, int, float, float]) -> SimpleNamespace:
     )
 
 
-def sampler_law(logits: Tensor, setting: tuple[float, int, float, float]) -> Tensor:
-    """What SGLang's plain sampler draws from: its own filtered weights, by token id."""
+def sampler_distribution(logits: Tensor, setting: tuple[float, int, float, float]) -> Tensor:
+    """Return the filtered weights that SGLang's plain sampler draws from, by token id."""
     from sglang.srt.layers.sampler import top_k_top_p_min_p_sampling_from_probs_torch
 
     temperature, top_k, top_p, min_p = setting
@@ -57,8 +57,8 @@ def sampler_law(logits: Tensor, setting: tuple[float, int, float, float]) -> Ten
         torch.zeros(rows, dtype=torch.int64),
         return_filtered_probs=True,
     )
-    law = torch.zeros_like(weights).scatter_(1, order.long(), weights)
-    return law / law.sum(-1, keepdim=True)
+    distribution = torch.zeros_like(weights).scatter_(1, order.long(), weights)
+    return distribution / distribution.sum(-1, keepdim=True)
 
 
 def logits(rows: int, seed: int) -> Tensor:
@@ -66,9 +66,9 @@ def logits(rows: int, seed: int) -> Tensor:
 
 
 @pytest.mark.parametrize("name", sorted(SETTINGS))
-def test_law_is_the_samplers(name: str) -> None:
+def test_distribution_is_the_samplers(name: str) -> None:
     rows = logits(200, seed=0)
-    expected = sampler_law(rows, SETTINGS[name])
+    expected = sampler_distribution(rows, SETTINGS[name])
     assert torch.allclose(sampling_probs(rows, info(SETTINGS[name]), 200), expected, atol=1e-6)
     windows = build_target_probs(
         next_token_logits=rows,
@@ -85,8 +85,8 @@ def test_each_request_has_its_own_settings_and_rows() -> None:
     found = sampling_probs(rows, info(*[SETTINGS[name] for name in names]), lens).split(
         lens.tolist()
     )
-    for name, part, law in zip(names, rows.split(lens.tolist()), found, strict=True):
-        assert torch.allclose(law, sampler_law(part, SETTINGS[name]), atol=1e-6)
+    for name, part, distribution in zip(names, rows.split(lens.tolist()), found, strict=True):
+        assert torch.allclose(distribution, sampler_distribution(part, SETTINGS[name]), atol=1e-6)
 
 
 STEPS = 20_000
@@ -94,7 +94,7 @@ ALARM = 1e-6  # one false alarm in a million cases; the mutant lands far below
 
 
 def first_token_p_value(name: str, *, upstream: bool) -> float:
-    """Chi-square of the first token out of ragged sampled steps, against the sampler's law."""
+    """Chi-square of the first token of ragged sampled steps against the sampler's distribution."""
     from sglang_dspark.backends.cpu import accept as module
 
     setting, gamma = SETTINGS[name], 2
@@ -106,8 +106,8 @@ def first_token_p_value(name: str, *, upstream: bool) -> float:
     corrected = []
     for _ in range(gamma):
         corrected.append(heads[last])
-        law = torch.softmax(corrected[-1] / setting[0], -1)
-        last = sample_inverse_cdf(law, torch.rand(STEPS, generator=generator))
+        distribution = torch.softmax(corrected[-1] / setting[0], -1)
+        last = sample_inverse_cdf(distribution, torch.rand(STEPS, generator=generator))
         block.append(last)
     drafts = torch.stack(block, 1)
     lens = torch.randint(1, gamma + 2, (STEPS,), generator=generator)
@@ -121,7 +121,7 @@ def first_token_p_value(name: str, *, upstream: bool) -> float:
     )
     kept = module.sampling_probs
     if upstream:
-        module.sampling_probs = _upstream_law
+        module.sampling_probs = _upstream_distribution
     try:
         accepted, bonus = accept(
             window, lens, starts, table[window[inside]], draft_block, info(*[setting] * STEPS), lens
@@ -130,7 +130,7 @@ def first_token_p_value(name: str, *, upstream: bool) -> float:
         module.sampling_probs = kept
     first = torch.where(accepted > 0, drafts[:, 0], bonus)
     counts = torch.bincount(first, minlength=VOCAB).double()
-    expected = sampler_law(table[VOCAB:], setting)[0].double() * STEPS
+    expected = sampler_distribution(table[VOCAB:], setting)[0].double() * STEPS
     possible = expected > 0
     if int(counts[~possible].sum()):
         return 0.0
@@ -139,7 +139,7 @@ def first_token_p_value(name: str, *, upstream: bool) -> float:
     return float(torch.special.gammaincc(freedom, statistic / 2))
 
 
-def _upstream_law(rows: Tensor, sampling_info: SimpleNamespace, lens: Tensor) -> Tensor:
+def _upstream_distribution(rows: Tensor, sampling_info: SimpleNamespace, lens: Tensor) -> Tensor:
     """The mutant: SGLang's own function for verified rows."""
     import inspect
 
@@ -163,10 +163,10 @@ def _upstream_law(rows: Tensor, sampling_info: SimpleNamespace, lens: Tensor) ->
 
 
 @pytest.mark.parametrize("name", sorted(SETTINGS))
-def test_ragged_sampling_keeps_the_samplers_law(name: str) -> None:
+def test_ragged_sampling_keeps_the_samplers_distribution(name: str) -> None:
     assert first_token_p_value(name, upstream=False) > ALARM
 
 
 @pytest.mark.parametrize("name", ["min_p", "top_k and top_p", "all three"])
-def test_upstreams_law_of_verified_rows_is_caught(name: str) -> None:
+def test_upstreams_distribution_of_verified_rows_is_caught(name: str) -> None:
     assert first_token_p_value(name, upstream=True) < 1e-12

@@ -73,7 +73,7 @@ def test_a_rank_acts_on_the_outcome_of_the_first_one() -> None:
     assert (own.commit_lens.tolist(), own.out_tokens[0, :2].tolist()) == ([2], [2, 3])
 
 
-def test_a_chain_drafter_is_told_of_prefills_and_of_committed_tokens(device: HostDevice) -> None:
+def test_a_chain_drafter_receives_prefills_and_committed_tokens(device: HostDevice) -> None:
     """The anchor and accepted drafts of each request; the second one's draft was rejected."""
     told: list[Any] = []
     context = SimpleNamespace(begin_prefill=told.append, commit=told.append)

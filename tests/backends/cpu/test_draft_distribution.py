@@ -1,9 +1,9 @@
-"""Tokens that the draft hardly ever proposes stay rare, at the real vocabulary and uncut.
+"""Test that improbable draft tokens stay rare, at the real vocabulary and without cuts.
 
-A draft that was not drawn from the law it claims breaks verification: min(1, p / q) keeps a token
-of q = 1e-10 and p = 1e-8 whenever it comes. Its chance to come must therefore be right far below
-what float32 noise resolves. Counts are compared with the law by a Poisson test, and the same test
-must catch exponentials in float32, one in 2^23 of which is 0 and wins.
+A draft that was not drawn from the distribution it claims breaks verification: min(1, p / q) keeps
+every draft of q = 1e-10 and p = 1e-8. Its probability must therefore be right far below what
+float32 noise resolves. A Poisson test compares counts with the distribution, and the same test must
+catch exponentials in float32, one in 2^23 of which is 0 and wins.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def tail_p_value(found: int, expected: float) -> float:
 
 @pytest.fixture(scope="module")
 def drafting() -> Drafting:
-    """No transition bias: base logits alone are the draft's law."""
+    """Without transition bias: base logits alone give the draft's distribution."""
     tokens = torch.arange(INSIDE) * (V // INSIDE)
     return Drafting(tokens, torch.zeros(V, 4), torch.zeros(INSIDE, 4))
 
@@ -43,9 +43,9 @@ def float32_race(monkeypatch: pytest.MonkeyPatch) -> None:
     """The fault: every token races with an exponential in float32."""
     noise = np.random.Generator(np.random.Philox(key=[3, 4]))
 
-    def race(law: Tensor, uniforms: Tensor) -> Tensor:
-        waits = torch.from_numpy(noise.standard_exponential(tuple(law.shape), dtype=np.float32))
-        return (law.log() - waits.log()).argmax(-1)
+    def race(probs: Tensor, uniforms: Tensor) -> Tensor:
+        waits = torch.from_numpy(noise.standard_exponential(tuple(probs.shape), dtype=np.float32))
+        return (probs.log() - waits.log()).argmax(-1)
 
     monkeypatch.setattr(reduced_head, "sample_inverse_cdf", race)
 
@@ -70,7 +70,7 @@ def drafted_junk(drafting: Drafting, blocks: int, rows: int = 40) -> tuple[int, 
     return sampled, greedy, blocks * GAMMA * rows // 2
 
 
-def test_unlikely_drafts_are_as_rare_as_their_law(drafting: Drafting) -> None:
+def test_unlikely_drafts_are_as_rare_as_their_distribution_says(drafting: Drafting) -> None:
     sampled, greedy, positions = drafted_junk(drafting, blocks=200)
     expected = positions * (INSIDE - 1) * Q
     p_value = tail_p_value(sampled, expected)
@@ -86,7 +86,7 @@ def test_exponentials_in_float32_are_caught_in_the_drafts(drafting: Drafting) ->
 
 
 def emitted_junk(drafting: Drafting, steps: int, rows: int = 32) -> tuple[int, float]:
-    """Unlikely tokens emitted by whole windows, and how many the target's law expects."""
+    """Count unlikely tokens that whole windows emit, and the count that the target expects."""
     info = settings(torch.ones(rows))
     lens = torch.full((rows,), GAMMA + 1)
     starts = torch.arange(rows) * (GAMMA + 1)
@@ -94,7 +94,7 @@ def emitted_junk(drafting: Drafting, steps: int, rows: int = 32) -> tuple[int, f
     logits = torch.full((V,), float(np.log(1e-12)))
     logits[drafting.head.tokens] = float(np.log(P))
     logits[LIKELY] = 0.0
-    law = torch.softmax(logits.double(), 0)
+    distribution = torch.softmax(logits.double(), 0)
     logits = logits.expand(rows * (GAMMA + 1), V)
     junk = emitted = 0
     for _ in range(steps):
@@ -104,7 +104,7 @@ def emitted_junk(drafting: Drafting, steps: int, rows: int = 32) -> tuple[int, f
         kept = torch.arange(GAMMA)[None, :] < accepted[:, None]
         junk += int((block.draft_tokens[kept] != LIKELY).sum() + (bonus != LIKELY).sum())
         emitted += int(accepted.sum()) + rows
-    return junk, emitted * float(1 - law[LIKELY])
+    return junk, emitted * float(1 - distribution[LIKELY])
 
 
 def test_emitted_tokens_keep_the_targets_tail(drafting: Drafting) -> None:

@@ -1,4 +1,4 @@
-"""What is off says why, once."""
+"""Test that a fast path that is off logs its reason once."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def log(
     return caplog
 
 
-def test_a_reason_is_told_once_and_another_one_too(log: pytest.LogCaptureFixture) -> None:
+def test_a_reason_is_logged_once_and_another_one_too(log: pytest.LogCaptureFixture) -> None:
     def one_rank(ranks: int) -> bool:
         return supported("short pass", lambda: require(ranks == 1, f"{ranks} ranks"))
 

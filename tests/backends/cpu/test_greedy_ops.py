@@ -68,7 +68,7 @@ def test_a_draft_block_is_the_argmax_of_each_sum(
 @pytest.mark.parametrize("form", ["bfloat16", "int8"])
 @pytest.mark.parametrize("requests", [1, 4, 7])
 def test_a_draft_block_with_packed_factors(requests: int, form: str) -> None:
-    """A row's product has the same bits whatever shares it, so no token may differ."""
+    """A row's product is bitwise equal in every batch, so no token may differ."""
     torch.manual_seed(requests)
     vocab, width, rank, gamma = 900, 320, 128, 5
     base, w1 = torch.randn(requests, gamma, width), torch.randn(vocab, rank)

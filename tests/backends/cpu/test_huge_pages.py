@@ -19,7 +19,7 @@ from sglang_dspark.backends.cpu.weight_formats import BYTES, INT8, PAGE, PIECE, 
 
 
 def lines_of(address: int) -> dict[str, str]:
-    """What the kernel says of the mapping that holds an address."""
+    """Return the kernel's fields of the mapping that holds an address."""
     here = False
     found = {}
     for line in Path("/proc/self/smaps").read_text().splitlines():
@@ -33,7 +33,7 @@ def lines_of(address: int) -> dict[str, str]:
 
 
 def mapping_of(memory: Any) -> Any:
-    """What an array lies in."""
+    """Return the memory map that holds an array."""
     while isinstance(memory, np.ndarray | memoryview):
         memory = memory.obj if isinstance(memory, memoryview) else memory.base
     return memory
@@ -51,7 +51,7 @@ def test_each_has_its_own_bytes(size: int) -> None:
         assert bool((each == number).all())
 
 
-def test_nothing_is_left_out_between_two() -> None:
+def test_nothing_is_skipped_between_two() -> None:
     first = weight_formats.huge_page_bytes(PIECE)  # a piece of its own
     assert first.data_ptr() % PAGE == 0
     second, third = weight_formats.huge_page_bytes(65), weight_formats.huge_page_bytes(64)

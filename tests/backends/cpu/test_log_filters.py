@@ -1,4 +1,4 @@
-"""Which of upstream's lines a CPU server's log leaves out, and which stay."""
+"""Test which of upstream's lines a CPU server's log drops, and which it keeps."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_other_lines_and_other_loggers_stay(said: pytest.LogCaptureFixture) -> N
 def test_upstreams_table_is_its_own_business(
     said: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, ours: bool
 ) -> None:
-    """Where SGLang's own scheduler decides, its line is true."""
+    """If SGLang's own scheduler decides, its line is true and stays."""
     monkeypatch.setattr(mode, "choice", lambda: mode.Choice(ours, ""))
     logging.getLogger(log_filters.PLANNER).warning(FLAT)
     assert bool(said.messages) is not ours

@@ -21,7 +21,7 @@ from sglang_dspark.errors import DSparkError
 from tests.backends.cpu import moe_ranks
 from tests.drafter.helpers import tiny_config
 
-# One process: what its module works out once is dear.
+# One process: the module computes its results once, slowly.
 pytestmark = pytest.mark.xdist_group("moe-ranks")
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -29,7 +29,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Tensor]]:
-    """What each rank wrote."""
+    """Run both ranks and return the tensors that each wrote."""
     folder = tmp_path_factory.mktemp("ranks")
     command = [sys.executable, "-m", "tests.backends.cpu.moe_ranks"]
     ranks = [

@@ -1,4 +1,4 @@
-"""Which weights of a model are packed, and that upstream's modules go on with them."""
+"""Test which weights of a model are packed, and that upstream's modules work with them."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def form(
     linear.prepare_for.cache_clear()
 
 
-def test_rows_are_as_wide_as_told(form: str, activations: str) -> None:
+def test_rows_are_as_wide_as_configured(form: str, activations: str) -> None:
     able = Processor.host().multiplies(BYTES if form == "int8" else BFLOAT16)
     wide, narrow = ("16-bit", "8-bit") if form == "int8" else ("float32", "bfloat16")
     kept = linear.served(FORMATS[form])
@@ -149,7 +149,7 @@ def test_upstreams_modules_go_on(form: str) -> None:
 
 
 def seen_by(form: str, x: torch.Tensor) -> torch.Tensor:
-    """What rows are in a product with weights of a format, by the log's word."""
+    """Round rows as a product with weights of a format does, by the kind of activations served."""
     ways = {"float32": lambda x: x, "bfloat16": half_rows}
     ways |= {"16-bit": rounded_rows, "8-bit": rounded_groups}
     return ways[linear.activations_for(linear.served(FORMATS[form]))](x)
@@ -278,7 +278,7 @@ def test_kept_step_times_are_those_of_kernel_and_formats(
     assert f"weights {form} x {linear.activations_for(linear.served(FORMATS[form]))}" in packed
 
 
-def test_a_copy_is_packed_as_told(form: str) -> None:
+def test_a_copy_is_packed_as_configured(form: str) -> None:
     weight = torch.randn(32, 64)
     assert torch.equal(
         dense(packed_weights.packed_copy(weight)), dense(pack(weight, FORMATS[form]))

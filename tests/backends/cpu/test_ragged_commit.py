@@ -1,8 +1,8 @@
-"""What ragged steps leave in both caches: row by row what plain decoding leaves there.
+"""Compare both caches after ragged steps with plain decoding's, row by row.
 
-A target whose hidden state is a function of token and position stands in for the model, so the law
-of every row is known; layout, window, accept rule, commit, injection and both pools are the real
-ones. Draft context in a wrong slot costs no wrong token, only acceptance: the rows themselves have
+The target is a stub whose hidden state is a function of token and position, so the distribution of
+every row is known. Layout, window, accept rule, commit, injection and both pools are the real ones.
+Draft context in a wrong slot costs no wrong token, only acceptance: the rows themselves have
 to be looked at.
 """
 

@@ -119,7 +119,7 @@ def test_greedy_accept_is_the_rule_of_verify(
 
 
 def sampling(temperatures: list[float], top_k: int = 1 << 30, top_p: float = 1.0):
-    """What the accept rule reads of SGLang's `SamplingBatchInfo`."""
+    """Build the `SamplingBatchInfo` fields that the accept rule reads."""
     greedy = [t == 0 for t in temperatures]
     temperature = torch.tensor([t or 1.0 for t in temperatures])[:, None]
     return SimpleNamespace(
@@ -133,10 +133,10 @@ def sampling(temperatures: list[float], top_k: int = 1 << 30, top_p: float = 1.0
     )
 
 
-def distance(drawn: torch.Tensor, law: torch.Tensor) -> float:
+def distance(drawn: torch.Tensor, distribution: torch.Tensor) -> float:
     """Chi-square over 8 tokens; with 7 degrees of freedom 33 has p = 3e-5, 80 less than 1e-13."""
-    expected = law.double() * len(drawn)
-    seen = torch.bincount(drawn, minlength=len(law)).double()
+    expected = distribution.double() * len(drawn)
+    seen = torch.bincount(drawn, minlength=len(distribution)).double()
     return float(((seen - expected) ** 2 / expected).sum())
 
 
@@ -148,15 +148,15 @@ def test_sampled_tokens_follow_the_target_at_every_length(length: int, one_hot: 
     requests, vocab, depth = 20_000, 8, 2
     row = torch.randn(depth + 1, vocab)
     logits = row[: length + 1].repeat(requests, 1)
-    law = torch.randn(depth, vocab)
-    drafts = torch.multinomial(law.softmax(-1), requests, replacement=True).T
+    distribution = torch.randn(depth, vocab)
+    drafts = torch.multinomial(distribution.softmax(-1), requests, replacement=True).T
     if one_hot:
         drafts = torch.full((requests, depth), 3)
     window = torch.cat([torch.zeros(requests, 1), drafts, torch.full((requests, 3), 7)], 1).long()
     block = SimpleNamespace(
         greedy_draft=one_hot,
         temperatures=torch.ones(requests),
-        corrected_logits=None if one_hot else law.expand(requests, depth, vocab),
+        corrected_logits=None if one_hot else distribution.expand(requests, depth, vocab),
         greedy_mask=torch.zeros(requests, dtype=torch.bool),
     )
     lens = torch.full((requests,), length + 1)
@@ -164,12 +164,12 @@ def test_sampled_tokens_follow_the_target_at_every_length(length: int, one_hot: 
     accepted, bonus = accept(window, lens, starts, logits, block, sampling([0.8] * requests), lens)
     assert int(accepted.max()) <= length
     first = torch.where(accepted > 0, window[:, 1], bonus)
-    law_of_target = (row[0] / 0.8).softmax(-1)
-    assert distance(first, law_of_target) < 33
+    target_probs = (row[0] / 0.8).softmax(-1)
+    assert distance(first, target_probs) < 33
     if length:
         assert int((accepted > 0).sum()) > 0
-        if not one_hot:  # the bonus alone follows another law
-            assert distance(bonus, law_of_target) > 80
+        if not one_hot:  # the bonus alone follows another distribution
+            assert distance(bonus, target_probs) > 80
 
 
 def test_greedy_and_sampled_requests_in_one_batch() -> None:
@@ -191,7 +191,7 @@ def test_greedy_and_sampled_requests_in_one_batch() -> None:
 
 @pytest.mark.parametrize("spread", [False, True])
 def test_sampled_requests_read_their_own_rows(spread: bool) -> None:
-    """With top-k 1 sampling is greedy, whatever the windows' lengths."""
+    """With top-k 1 sampling is greedy for windows of any lengths."""
     generator = torch.Generator().manual_seed(4)
     lens = torch.tensor([1, 4, 2, 6, 3])
     whole = torch.randn(5, GAMMA + 1, VOCAB, generator=generator)

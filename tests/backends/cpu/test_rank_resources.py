@@ -1,4 +1,4 @@
-"""What a server of several ranks tells its processes: cores, threads, memory, an interface."""
+"""Test what a server of several ranks sets for its processes: cores, threads, memory, interface."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from sglang_dspark.backends.cpu.rank_resources import (
 
 @dataclass
 class Arguments:
-    """What is read and set of SGLang's `ServerArgs`."""
+    """The fields of SGLang's `ServerArgs` that are read and set."""
 
     tp_size: int = 1
     pp_size: int = 1

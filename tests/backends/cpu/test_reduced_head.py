@@ -22,7 +22,7 @@ V, D, RANK, GAMMA, INSIDE, ROWS = 160, 32, 16, 5, 48, 4
 
 @dataclass
 class Drafted:
-    """What one path drafted: tokens [R, GAMMA], probabilities [R, GAMMA, V] or None."""
+    """Drafts of one path: tokens [R, GAMMA], probabilities [R, GAMMA, V] or None."""
 
     tokens: Tensor
     probabilities: Tensor | None
@@ -137,8 +137,8 @@ class Draft:
                 )
             assert features is hidden
             sampled = sampling is not None and not sampling.is_all_greedy
-            law = dspark_verify._draft_probs(block, V, "cpu") if sampled else None
-        return Drafted(block.draft_tokens, law, base, block)
+            distribution = dspark_verify._draft_probs(block, V, "cpu") if sampled else None
+        return Drafted(block.draft_tokens, distribution, base, block)
 
 
 def _tp_group() -> Any:
@@ -221,7 +221,7 @@ class TestAgainstUpstream:
         assert ours.block.greedy_mask.tolist() == [False, False, False, True]
 
     def test_tokens_follow_the_probabilities(self) -> None:
-        """Chi-square over many blocks of the first position, whose law is one for all."""
+        """Chi-square over many blocks of the first position; all blocks share its distribution."""
         rows, rounds = 64, 60
         draft = Draft(restricted=True)
         draft.hook()
@@ -235,8 +235,8 @@ class TestAgainstUpstream:
         assert ours.probabilities is not None
         assert int(draft.noise.offset) == rounds
         assert chi_square(counts, ours.probabilities[0, 0]) < 4
-        law = ours.probabilities[0, 0].flip(0)
-        assert chi_square(counts, law) > 50  # the test sees a wrong law
+        distribution = ours.probabilities[0, 0].flip(0)
+        assert chi_square(counts, distribution) > 50  # the test sees a wrong distribution
 
     def test_noise_depends_on_key_and_step_only(self) -> None:
         draft = Draft(restricted=True)
@@ -274,9 +274,9 @@ class TestAgainstUpstream:
         torch.testing.assert_close(ours.base, upstream.base[:, draft.allowed])
 
 
-def chi_square(counts: Tensor, law: Tensor) -> float:
+def chi_square(counts: Tensor, distribution: Tensor) -> float:
     """Pearson's statistic over cells of at least 5 expected, in standard deviations above it."""
-    expected = law * counts.sum()
+    expected = distribution * counts.sum()
     cells = expected >= 5
     observed = torch.cat([counts[cells], counts[~cells].sum()[None]])
     wanted = torch.cat([expected[cells], expected[~cells].sum()[None].clamp_min(1e-9)])
@@ -324,7 +324,7 @@ class TestReduction:
 
     @pytest.mark.parametrize("activations", ["auto", "narrow"])
     @pytest.mark.parametrize("form", ["float32", "bfloat16", "int8"])
-    def test_the_second_factor_is_kept_as_told(
+    def test_the_second_factor_is_kept_as_configured(
         self, form: str, activations: str, told: Callable[..., None]
     ) -> None:
         """Its product is that of the numbers that its format stands for, its rows those inside."""

@@ -35,7 +35,7 @@ def test_compiled_waits_are_the_references() -> None:
 
 
 def info(temperatures: list[float]) -> SimpleNamespace:
-    """What the accept path reads of SGLang's `SamplingBatchInfo`."""
+    """Build the `SamplingBatchInfo` fields that the accept path reads."""
     rows = len(temperatures)
     greedy = [t == 0 for t in temperatures]
     return SimpleNamespace(
@@ -93,8 +93,8 @@ def test_seeded_drafts_are_the_seeds_own_choices(temperature: float) -> None:
         for row, seed in ((0, 7), (3, 0)):
             previous = 5
             for k in range(gamma):
-                law = torch.softmax((base[row, k] + w1[previous] @ w2.T) / temperature, -1)
-                full = torch.zeros(VOCAB).index_copy_(0, tokens, law)
+                distribution = torch.softmax((base[row, k] + w1[previous] @ w2.T) / temperature, -1)
+                full = torch.zeros(VOCAB).index_copy_(0, tokens, distribution)
                 own = seeded_choice(full[None], torch.tensor([seed]), anchors[row, None] + k)
                 assert int(block.draft_tokens[row, k]) == int(own)
                 previous = int(own)

@@ -1,4 +1,4 @@
-"""The pool does every part once, whoever takes it, awake or asleep."""
+"""Test that the pool does every part once, by any thread, awake or asleep."""
 
 from __future__ import annotations
 

@@ -347,7 +347,7 @@ def test_bfloat16_numbers_are_known() -> None:
 
 @needs_kernel
 def test_nothing_outside_a_weight_is_read(kernel: NarrowMatmul, form: WeightFormat) -> None:
-    """What lies around it is not a number; prefetches alone go there."""
+    """All bits around the weight are set, NaN in float formats; only prefetches touch them."""
     n, k = 48, 192
     packed = pack(weights(n, k), form)
     size, around = packed.untyped_storage().nbytes(), PANEL * form.row_bytes(k)

@@ -101,7 +101,7 @@ def compared(rule: str) -> dict[str, Any]:
 
 
 def refused() -> dict[str, Any]:
-    """How often torch stood in, what was told."""
+    """Count the fallbacks to torch, and return the warnings."""
     ours = cuda_accept.StepAccept()
     window, lens, logits, *rest = steps()["cuts"]
     with (

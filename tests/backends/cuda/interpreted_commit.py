@@ -180,7 +180,7 @@ def dense() -> Any:
 def committed(
     model: Any, dtype: torch.dtype, padding: int = 0, *, by_rows: bool = False, layers: int = LAYERS
 ) -> tuple[float, int]:
-    """How far ours is off SGLang's, and launches of the operator."""
+    """Return our largest difference from SGLang's, and the operator's launches."""
     step, first = Step(model, model.fc.weight.dtype), model.layers[0].self_attn.attn.layer_id
     ours, theirs = pool(dtype, layers, first), pool(dtype, layers, first)
     (step.theirs_by_rows if by_rows else step.theirs)(model, theirs)
@@ -282,7 +282,7 @@ REFUSED: dict[str, Callable[[Any, Any], None]] = {
 
 
 def refused(change: Callable[[Any, Any], None]) -> dict[str, Any]:
-    """What two steps of one commit say, launch and leave."""
+    """Return warnings, launches and the difference of two steps of one commit."""
     model, ours, theirs = dense(), pool(), pool()
     change(model, ours)
     by, worst = commit.StepCommit(injector_of(model, ours)), 0.0
@@ -298,7 +298,7 @@ def refused(change: Callable[[Any, Any], None]) -> dict[str, Any]:
 
 
 def exchanged() -> dict[str, bool]:
-    """Whether a later step writes by what is there then."""
+    """Return for each exchanged part whether a later step uses the new one."""
     model, found = dense(), {}
     injector = injector_of(model, pool())
     by = commit.StepCommit(injector)

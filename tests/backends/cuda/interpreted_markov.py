@@ -27,7 +27,7 @@ from sglang_dspark.serving.mode import Choice
 from tests.kernels.interpreter import patch_language_once
 
 NARROW = {"gated": torch.bfloat16, "bfloat16": torch.bfloat16}  # of which the base logits are
-SEATS, REQUESTS, GAMMA, VOCAB, RANK, WIDTH = 9, 6, 4, 203, 16, 24
+SLOTS, REQUESTS, GAMMA, VOCAB, RANK, WIDTH = 9, 6, 4, 203, 16, 24
 
 
 class Other(VanillaMarkov):
@@ -57,13 +57,13 @@ def ranks(agree: bool = False) -> Any:
 
 
 def block(head: Any, way: str, dtype: torch.dtype = torch.float32, **extra: Any) -> dict[str, Any]:
-    """One of the graph's: seats for more requests, the anchors in front of the mask tokens."""
+    """Build a block of the graph's: slots for more requests, anchors before the mask tokens."""
     generator = torch.Generator().manual_seed(7)
     ids = torch.randint(VOCAB, (REQUESTS, GAMMA), generator=generator)
-    warm = torch.full((SEATS,), 0.8)
+    warm = torch.full((SLOTS,), 0.8)
     warm[1::3] = 0.0
     base = 2 * torch.randn(REQUESTS, GAMMA, VOCAB, generator=generator)
-    kept = torch.full((SEATS, GAMMA, VOCAB), torch.nan, dtype=head.step_logits_dtype(dtype))
+    kept = torch.full((SLOTS, GAMMA, VOCAB), torch.nan, dtype=head.step_logits_dtype(dtype))
     return {
         "markov_head": head,
         "base_logits": base.to(dtype),
@@ -103,7 +103,7 @@ def far(kept: Tensor, theirs: Tensor) -> bool:
 
 
 def refusals() -> dict[str, Any]:
-    """How often upstream drafted what the operator refuses, and what was told."""
+    """Count upstream's drafts of what the operator refuses, and return the warnings."""
     plain = heads()["vanilla"]
     sharded = heads()["vanilla"]
     sharded.vocab_shard = SimpleNamespace(start=0)
@@ -170,7 +170,7 @@ def reduced(way: str) -> list[str]:
 
 
 def scratch_stays() -> bool:
-    """Whether a captured launch finds its counters where they were, whatever came in between."""
+    """Return whether a captured launch finds its counters unmoved after other launches."""
     head, steps = heads()["vanilla"], draft.DraftSteps()
     seen = []
     for requests in (4, 6, 4):

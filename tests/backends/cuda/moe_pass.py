@@ -56,7 +56,7 @@ def windowed(model: DSparkMoEModel, mode: Any = None) -> Tensor:
 
 
 def without_values(model: DSparkMoEModel) -> str:
-    """What becomes of the pass where no value can be read and no shape may depend on one."""
+    """Run the pass where no value can be read and no shape may depend on one."""
     try:
         return str(tuple(windowed(model, FakeTensorMode(allow_non_fake_inputs=True)).shape))
     except Exception as error:

@@ -40,7 +40,7 @@ H100 = SimpleNamespace(
 
 
 class Named(ModuleType):
-    """Has every name; nobody may call one."""
+    """A module with every name; a call of one raises."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -52,7 +52,7 @@ class Named(ModuleType):
 
 
 class Binaries(MetaPathFinder, Loader):
-    """Finds `sgl_kernel` and whatever is below it."""
+    """Find `sgl_kernel` and every module below it."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         if name.partition(".")[0] != BINARY:

@@ -62,7 +62,7 @@ def one_rank(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("waits", [True, False])
-def test_both_backends_alike_stand_in_nobodys_way(waits: bool) -> None:
+def test_two_equal_backends_block_nothing(waits: bool) -> None:
     assert attach._obstacle(worker_of(target_waits=waits, draft_waits=waits)) is None
     assert attach._obstacle(worker_of(target_waits=True)) is None
 
@@ -132,7 +132,7 @@ def test_what_the_profile_cached_is_freed_behind_it(
 
 
 @pytest.mark.parametrize("graphs", [True, False])
-def test_graphs_of_unlike_windows_go_on_running(graphs: bool) -> None:
+def test_graphs_of_ragged_windows_keep_running(graphs: bool) -> None:
     """In static mode SGLang gives a pass no layout, and such graphs run none without."""
     planner = SimpleNamespace(
         _budget_planner=object(),

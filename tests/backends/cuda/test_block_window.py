@@ -79,8 +79,8 @@ def test_the_window_is_the_drafters(tokens: int, causal: bool) -> None:
         torch.testing.assert_close(found[block], expected[0, 0], atol=1e-5, rtol=1e-4)
 
 
-def test_an_empty_seat_of_a_graph_disturbs_no_other() -> None:
-    """Its row and length are the fill values; its answer is nobody's, but a number."""
+def test_an_empty_slot_of_a_graph_disturbs_no_other() -> None:
+    """Its row and length are the fill values; its output is unused, but finite."""
     world = World(CASE)
     alone = windowed_pass(world, 9)
     table, cache = (

@@ -19,7 +19,7 @@ from sglang_dspark.backends.cuda.draft_context import context_of
 from tests.backends.cpu.test_context_kv import FEATURES, SLOTS, Draft, draft, pool
 from tests.kernels.processes import output_of
 
-# One process: what its module works out once is dear.
+# One process: the module computes its results once, slowly.
 pytestmark = pytest.mark.xdist_group("cuda-commit")
 
 __all__ = ["draft"]  # the fixture

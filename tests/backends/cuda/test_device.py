@@ -257,7 +257,7 @@ def test_nothing_drafted_is_nothing_admitted() -> None:
 def test_a_pass_is_padded_to_the_tier_that_holds_it(
     requests: int, drafts: int, tokens: int
 ) -> None:
-    """Beyond the last tier, or with more requests than a graph has seats, it runs as it is."""
+    """Beyond the last tier, or with more requests than a graph has slots, it runs as it is."""
     assert device().pass_tokens(requests, drafts) == tokens
     assert device(graphs=False).pass_tokens(requests, drafts) == requests + drafts
     fits = requests <= SLOTS and requests + drafts <= TIERS[-1]

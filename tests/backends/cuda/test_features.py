@@ -1,4 +1,4 @@
-"""The table of what is scheduled on a GPU: each row alone stands in the way."""
+"""Test the table of GPU features: each row alone turns scheduling off."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_tritons_deterministic_kernel_serves_on_policy_training_too() -> None:
     assert obstacle(replace(USUAL, args=other)) is None
 
 
-def test_settings_that_mean_off_stand_in_nobodys_way() -> None:
+def test_settings_that_mean_off_block_nothing() -> None:
     off = {"SGLANG_DSPARK_DEFER_CONTEXT_KV": "0", "SGLANG_SIMULATE_ACC_LEN": "-1"}
     assert obstacle(replace(USUAL, variables=off)) is None
 

@@ -1,4 +1,4 @@
-"""What a CUDA server imports of ours comes without a GPU's help, and finds its seams upstream."""
+"""Test that our modules of a CUDA server import without a GPU, and find their patch targets."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-# One process: what its module works out once is dear.
+# One process: the module computes its results once, slowly.
 pytestmark = pytest.mark.xdist_group("imports")
 
 

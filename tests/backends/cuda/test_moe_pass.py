@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-# One process: what its module works out once is dear.
+# One process: the module computes its results once, slowly.
 pytestmark = pytest.mark.xdist_group("moe-pass")
 
 pytest.importorskip("sglang")

@@ -1,4 +1,4 @@
-"""What is timed at a GPU's start: arguments as upstream's kernels read them, the device alone."""
+"""Test the passes timed at a GPU's start: arguments as upstream's kernels read them."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""Losslessness of sampling, served: tokens drawn through DSPARK follow the target's own joint law.
+"""Test served sampling: tokens drawn through DSPARK follow the target's joint distribution.
 
 The tiny target's next token depends on the last token alone, by a table known exactly. The drafter
-holds a distorted table, so about half of its drafts are rejected and the residual law decides. Two
-chi-square tests over the most visited states compare counts with softmax(logits / T) after top-k:
-of the next token, and of the next two together. The same tests must reject the drafter's own law
-and another temperature. A dense drafter, and one with experts, whose layers have a say of their own
-beside the table.
+holds a distorted table, so about half of its drafts are rejected and the residual distribution
+decides. Two chi-square tests over the most visited states compare counts with softmax(logits / T)
+after top-k: of the next token, and of the next two together. The same tests must reject the
+drafter's own distribution and another temperature. One drafter is dense; one has experts, whose
+layers change the output of the table.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ CONCURRENCY = 16
 LEAST_EXPECTED = 5.0
 
 
-def law(logits: torch.Tensor, temperature: float = TEMPERATURE) -> torch.Tensor:
+def distribution(logits: torch.Tensor, temperature: float = TEMPERATURE) -> torch.Tensor:
     """softmax(logits / T) restricted to the top k of each row: [V, V] -> [V, V]."""
     scaled = logits.double() / temperature
     kth = scaled.topk(TOP_K, dim=-1).values[:, -1:]
@@ -38,7 +38,7 @@ def law(logits: torch.Tensor, temperature: float = TEMPERATURE) -> torch.Tensor:
 
 
 def of_two(probabilities: torch.Tensor) -> Callable[[int], torch.Tensor]:
-    """State -> law of the next two tokens (b, c), outcome b * V + c: [V * V]."""
+    """Return state -> distribution of the next two tokens (b, c), outcome b * V + c: [V * V]."""
     return lambda state: (probabilities[state][:, None] * probabilities).flatten()
 
 
@@ -62,7 +62,7 @@ def p_value(
                 continue
             if wanted[-1] < 1e-9 * total:
                 if observed[-1] > 0:
-                    return 0.0  # an outcome that the law excludes
+                    return 0.0  # an outcome of probability 0
                 observed.pop(), wanted.pop()
             else:
                 observed[-2:] = [sum(observed[-2:])]
@@ -97,11 +97,11 @@ def test_sampled_tokens_follow_the_target(
     pool: ServerPool, server: str, requests: int, noisy: TinyPair, request: pytest.FixtureRequest
 ) -> None:
     """pool: named, so that its servers stay up for this test."""
-    check_law(request.getfixturevalue(server), noisy, requests)
+    check_distribution(request.getfixturevalue(server), noisy, requests)
 
 
-def check_law(served: Served, pair: TinyPair, requests: int) -> None:
-    """Sampled answers follow the law of the pair's table, and no other one near by."""
+def check_distribution(served: Served, pair: TinyPair, requests: int) -> None:
+    """Check that sampled answers follow the pair's table, and not a similar distribution."""
     prompts = [[10 + i % 200] for i in range(requests)]
     answers = served.generate_all(
         prompts,
@@ -121,9 +121,9 @@ def check_law(served: Served, pair: TinyPair, requests: int) -> None:
     steps = sum(meta["spec_verify_ct"] for meta in metas)
     rate = sum(meta["spec_num_correct_drafts"] for meta in metas) / steps
     right, drafted, warmer = (
-        law(pair.logits),
-        law(drafter_logits(pair)),
-        law(pair.logits, temperature=1.0),
+        distribution(pair.logits),
+        distribution(drafter_logits(pair)),
+        distribution(pair.logits, temperature=1.0),
     )
     found = p_value(ones, right.__getitem__), p_value(twos, of_two(right))
     print(f"\n{sum(ones.values())} transitions, {rate:.2f} drafts accepted a step, p {found}")

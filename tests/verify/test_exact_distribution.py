@@ -1,4 +1,4 @@
-"""Exact enumeration: one verify step followed by plain decoding has plain decoding's law."""
+"""Enumerate one verify step followed by plain decoding: plain decoding's exact distribution."""
 
 from __future__ import annotations
 
@@ -15,7 +15,14 @@ from sglang_dspark.verify import (
     target_distribution,
 )
 from tests.verify import mutants
-from tests.verify.chains import Chain, Prefix, complete, emitted_law, joint_law, quarters
+from tests.verify.chains import (
+    Chain,
+    Prefix,
+    complete,
+    emitted_distribution,
+    joint_distribution,
+    quarters,
+)
 
 TARGET = quarters({0: (2, 1, 1), 1: (0, 3, 1), 2: (1, 1, 2)}, default=(1, 2, 1))
 DRAFTER = quarters({0: (1, 2, 1), 1: (3, 0, 1), 2: (2, 2, 0)}, default=(2, 1, 1))
@@ -23,63 +30,67 @@ DRAFTER = quarters({0: (1, 2, 1), 1: (3, 0, 1), 2: (2, 2, 0)}, default=(2, 1, 1)
 WINDOWS = [(1, 0), (1, 1), (2, 0), (2, 1), (2, 2), (3, 1), (3, 2), (3, 3)]
 
 
-def is_lossless(law: dict[Prefix, Fraction], gamma: int) -> bool:
+def is_lossless(distribution: dict[Prefix, Fraction], gamma: int) -> bool:
     length = gamma + 1
-    assert sum(law.values()) == 1
-    return complete(law, TARGET, length) == joint_law(TARGET, length)
+    assert sum(distribution.values()) == 1
+    return complete(distribution, TARGET, length) == joint_distribution(TARGET, length)
 
 
 @pytest.mark.parametrize(("gamma", "verify_len"), WINDOWS)
 @pytest.mark.parametrize("argmax", [False, True])
-def test_joint_law_is_the_targets(gamma: int, verify_len: int, argmax: bool) -> None:
-    law = emitted_law(accept_sampled, TARGET, DRAFTER, gamma, verify_len, argmax=argmax)
-    assert is_lossless(law, gamma)
+def test_joint_distribution_is_the_targets(gamma: int, verify_len: int, argmax: bool) -> None:
+    distribution = emitted_distribution(
+        accept_sampled, TARGET, DRAFTER, gamma, verify_len, argmax=argmax
+    )
+    assert is_lossless(distribution, gamma)
     # Drafts were really exercised: strings longer than one token come out.
-    assert (max(map(len, law)) > 1) == (verify_len > 0)
+    assert (max(map(len, distribution)) > 1) == (verify_len > 0)
 
 
 @pytest.mark.parametrize(("gamma", "verify_len"), [(2, 1), (2, 2), (3, 3)])
 def test_acceptance_probability_is_the_overlap(gamma: int, verify_len: int) -> None:
     """P(first draft accepted) = sum_x min(p_t, p_d), the optimum of any coupling."""
-    law = emitted_law(accept_sampled, TARGET, DRAFTER, gamma, verify_len)
+    distribution = emitted_distribution(accept_sampled, TARGET, DRAFTER, gamma, verify_len)
     overlap = sum(map(min, TARGET(()), DRAFTER(())))
-    assert sum(mass for text, mass in law.items() if len(text) > 1) == overlap
+    assert sum(mass for text, mass in distribution.items() if len(text) > 1) == overlap
 
 
 def test_perfect_drafter_is_always_accepted() -> None:
-    law = emitted_law(accept_sampled, TARGET, TARGET, 2, 2)
-    assert {len(text) for text in law} == {3}
-    assert is_lossless(law, 2)
+    distribution = emitted_distribution(accept_sampled, TARGET, TARGET, 2, 2)
+    assert {len(text) for text in distribution} == {3}
+    assert is_lossless(distribution, 2)
 
 
 @pytest.mark.parametrize("mutant", [mutants.residual_skipped, mutants.bonus_off_by_one])
 @pytest.mark.parametrize(("gamma", "verify_len"), [(1, 1), (2, 1), (2, 2)])
 def test_mutants_are_caught(mutant: object, gamma: int, verify_len: int) -> None:
-    law = emitted_law(mutant, TARGET, DRAFTER, gamma, verify_len)  # type: ignore[arg-type]
-    assert not is_lossless(law, gamma)
+    distribution = emitted_distribution(mutant, TARGET, DRAFTER, gamma, verify_len)  # type: ignore[arg-type]
+    assert not is_lossless(distribution, gamma)
 
 
 @pytest.mark.parametrize("verify_len", [0, 1])
 def test_window_end_mutant_is_caught(verify_len: int) -> None:
-    law = emitted_law(mutants.window_end_as_rejection, TARGET, DRAFTER, 2, verify_len)
-    assert not is_lossless(law, 2)
+    distribution = emitted_distribution(
+        mutants.window_end_as_rejection, TARGET, DRAFTER, 2, verify_len
+    )
+    assert not is_lossless(distribution, 2)
 
 
 @pytest.mark.parametrize(("gamma", "verify_len"), [(1, 1), (2, 1), (2, 2)])
 def test_argmax_draft_taken_for_sampled_is_caught(gamma: int, verify_len: int) -> None:
-    law = emitted_law(
+    distribution = emitted_distribution(
         accept_sampled, TARGET, DRAFTER, gamma, verify_len, argmax=True, claim_sampled=True
     )
-    assert not is_lossless(law, gamma)
+    assert not is_lossless(distribution, gamma)
 
 
 def test_greedy_rule_emits_the_greedy_chain() -> None:
-    """T = 0: whatever is drafted, the emitted string is a prefix of greedy decoding."""
+    """T = 0: for any drafts, the emitted string is a prefix of greedy decoding."""
     greedy: Prefix = ()
     for _ in range(4):
-        law = TARGET(greedy)
-        greedy = (*greedy, law.index(max(law)))
-    for draft in joint_law(DRAFTER, 3):
+        distribution = TARGET(greedy)
+        greedy = (*greedy, distribution.index(max(distribution)))
+    for draft in joint_distribution(DRAFTER, 3):
         rows = [TARGET(draft[:k]) for k in range(4)]
         argmax = torch.tensor([[row.index(max(row)) for row in rows]])
         for verify_len in range(4):
@@ -97,7 +108,7 @@ def _common_prefix(a: Prefix, b: Prefix) -> int:
     return length
 
 
-# Logits -> truncated law -> accept rule. Weights are eighths; every cut below leaves quarters.
+# Logits -> truncated distribution -> accept rule. Weights are eighths; every cut leaves quarters.
 EIGHTHS = quarters({0: (3, 3, 1, 1), 1: (6, 2, 0, 0), 2: (2, 2, 2, 2)}, default=(3, 3, 1, 1))
 CUTS = {
     "top_k": (BatchSampling.uniform(1, 1.0, top_k=2), (2, None, None)),
@@ -111,7 +122,7 @@ CUTS = {
 def _cut_chain(top_k: int | None, top_p: Fraction | None, min_p: Fraction | None) -> Chain:
     """Rational truncation by hand: ties go to the lowest id."""
 
-    def law(prefix: Prefix) -> tuple[Fraction, ...]:
+    def distribution(prefix: Prefix) -> tuple[Fraction, ...]:
         base = EIGHTHS(prefix)
         order = sorted(range(len(base)), key=lambda i: (-base[i], i))
         before = Fraction(0)
@@ -126,12 +137,12 @@ def _cut_chain(top_k: int | None, top_p: Fraction | None, min_p: Fraction | None
         total = sum(base[i] for i in kept)
         return tuple(base[i] / total if i in kept else Fraction(0) for i in range(len(base)))
 
-    return law
+    return distribution
 
 
 @pytest.mark.parametrize("name", sorted(CUTS))
 @pytest.mark.parametrize("argmax", [False, True])
-def test_truncated_law_is_exact(name: str, argmax: bool) -> None:
+def test_truncated_distribution_is_exact(name: str, argmax: bool) -> None:
     """The rule fed by `target_distribution` reproduces the truncated chain, drafts untruncated."""
     sampling, cut = CUTS[name]
     target = _cut_chain(*cut)
@@ -145,8 +156,8 @@ def test_truncated_law_is_exact(name: str, argmax: bool) -> None:
         assert torch.allclose(probs[0], target_probs[0], atol=1e-6)
         return accept_sampled(tokens, draft_probs, probs.expand(len(tokens), -1, -1), *rest)
 
-    law = emitted_law(rule, target, drafter, 2, 2, argmax=argmax)
-    assert complete(law, target, 3) == joint_law(target, 3)
+    distribution = emitted_distribution(rule, target, drafter, 2, 2, argmax=argmax)
+    assert complete(distribution, target, 3) == joint_distribution(target, 3)
 
 
 def test_rows_of_a_batch_do_not_mix() -> None:

@@ -1,5 +1,7 @@
-"""The block rule by exact enumeration: the target's law at every window that does not look ahead,
-and never fewer drafts kept than token by token."""
+"""Test the block rule by exact enumeration of every window that does not look ahead.
+
+Each has the target's distribution and keeps at least as many drafts as token by token.
+"""
 
 from __future__ import annotations
 
@@ -15,22 +17,22 @@ import torch
 from sglang_dspark.verify import Acceptance, accept_block, accept_sampled
 from sglang_dspark.verify.block import standing
 from tests.verify.block_cells import Steps, turns
-from tests.verify.chains import Chain, Prefix, emitted_law, probabilities, quarters
-from tests.verify.test_exact_law import DRAFTER, TARGET, is_lossless
+from tests.verify.chains import Chain, Prefix, emitted_distribution, probabilities, quarters
+from tests.verify.test_exact_distribution import DRAFTER, TARGET, is_lossless
 
 WEIGHTS = 16  # probabilities are sixteenths, which float32 holds
 
 
 def random_chain(seed: int, vocab: int) -> Chain:
-    """A law for each prefix, some tokens impossible."""
+    """Draw a distribution for each prefix, with some impossible tokens."""
 
     @cache
-    def law(prefix: Prefix) -> tuple[Fraction, ...]:
+    def distribution(prefix: Prefix) -> tuple[Fraction, ...]:
         cuts = sorted(random.Random(f"{seed} {prefix}").choices(range(WEIGHTS + 1), k=vocab - 1))
         edges = [0, *cuts, WEIGHTS]
         return tuple(Fraction(b - a, WEIGHTS) for a, b in itertools.pairwise(edges))
 
-    return law
+    return distribution
 
 
 def near(chain: Chain, other: Chain) -> Chain:
@@ -87,13 +89,13 @@ WORLDS = [
 
 
 @pytest.mark.parametrize(("name", "vocab", "gamma"), WORLDS)
-def test_every_window_that_does_not_look_ahead_keeps_the_law(
+def test_every_window_that_does_not_look_ahead_keeps_the_distribution(
     name: str, vocab: int, gamma: int
 ) -> None:
     found = steps(name, gamma)
     more = 0
     for lengths in stopping_times(vocab, gamma):
-        assert found.law(lengths) == found.plain
+        assert found.distribution(lengths) == found.plain
         kept, token_by_token = found.kept(lengths), found.kept_token_by_token(lengths)
         assert kept >= token_by_token
         more += kept > token_by_token
@@ -101,11 +103,13 @@ def test_every_window_that_does_not_look_ahead_keeps_the_law(
 
 
 @pytest.mark.parametrize(("name", "vocab", "gamma"), [("small", 2, 2), ("near 2 2", 2, 3)])
-def test_a_window_that_looks_ahead_breaks_the_law(name: str, vocab: int, gamma: int) -> None:
+def test_a_window_that_looks_ahead_changes_the_distribution(
+    name: str, vocab: int, gamma: int
+) -> None:
     """Of x_1 = 0 the window is empty: it has looked at a draft that is not in it."""
     found = steps(name, gamma)
     lengths = {draft: 0 if draft[0] == 0 else gamma for draft in found.drafted}
-    assert found.law(lengths) != found.plain
+    assert found.distribution(lengths) != found.plain
 
 
 @pytest.mark.parametrize(("name", "vocab", "gamma"), WORLDS)
@@ -151,21 +155,23 @@ def test_one_draft_is_judged_as_token_by_token() -> None:
 
 @pytest.mark.parametrize(("gamma", "verify_len"), [(1, 1), (2, 1), (2, 2)])
 def test_argmax_drafts(gamma: int, verify_len: int) -> None:
-    law = emitted_law(accept_block, TARGET, DRAFTER, gamma, verify_len, argmax=True)
-    assert is_lossless(law, gamma)
+    distribution = emitted_distribution(
+        accept_block, TARGET, DRAFTER, gamma, verify_len, argmax=True
+    )
+    assert is_lossless(distribution, gamma)
 
 
 def test_perfect_drafter_is_always_accepted() -> None:
     found = Steps(accept_block, TARGET, TARGET, 2)
     lengths = dict.fromkeys(found.drafted, 2)
     assert found.kept(lengths) == 2
-    assert found.law(lengths) == found.plain
+    assert found.distribution(lengths) == found.plain
 
 
 def test_the_token_wise_rule_has_other_turns() -> None:
-    """The cells are those of the block rule; the harness tells it from the other."""
+    """The cells are those of the block rule; the harness distinguishes it from the other."""
     found = Steps(accept_sampled, *SMALL, 3)
-    assert found.law(dict.fromkeys(found.drafted, 3)) != found.plain
+    assert found.distribution(dict.fromkeys(found.drafted, 3)) != found.plain
 
 
 def _batch(seed: int, rows: int, gamma: int, vocab: int) -> tuple[torch.Tensor, ...]:
@@ -203,7 +209,7 @@ def test_rows_of_a_batch_do_not_mix() -> None:
         assert int(alone.bonus) == int(both.bonus[r])
 
 
-def test_laws_that_agree_to_rounding_keep_what_the_last_draft_does_not() -> None:
+def test_distributions_equal_up_to_rounding_keep_what_the_last_draft_does_not() -> None:
     """Nothing is left behind draft 1 and nothing was lost: it is kept though draft 2 is not."""
     proposal = torch.tensor([[[0.5, 0.5], [0.5, 0.5]]])
     target = torch.tensor([[[0.5, 0.5], [0.5 - 2**-20, 0.5], [0.0, 1.0]]])

@@ -1,14 +1,14 @@
 """Losslessness of sampling with scheduled, ragged verification, served on the demo pair.
 
 Requests are sampled through DSPARK while others are decoded, so that admission cuts windows short.
-The plain server then reads each answer in one pass and tells the law of every token given those in
-front of it. Two tests of the same hypothesis, that token t was drawn from its p_t:
+The plain server then reads each answer in one pass and returns the distribution of every token
+given its prefix. Two tests of the same hypothesis, that token t was drawn from its p_t:
 
-- Ville's inequality. For any other laws q_t that are known before token t, the running product of
-  q_t(x_t) / p_t(x_t) has expectation 1 whatever depends on what, so it exceeds 1 / alpha with a
-  chance of at most alpha: exact on any finite number of tokens, and the mean over several
-  alternatives is as good. Here q_t are p_t at other temperatures and p_t that lose or gain their
-  likeliest token, which is what wrong accept rules do.
+- Ville's inequality. For any other distributions q_t that are known before token t, the running
+  product of q_t(x_t) / p_t(x_t) has expectation 1 under any dependence, so it exceeds 1 / alpha
+  with a probability of at most alpha. This is exact on any finite number of tokens, and the mean
+  over several alternatives is as good. Here q_t are p_t at other temperatures and p_t that lose or
+  gain their likeliest token, which is what wrong accept rules do.
 - Chi-square of the ranks of the drawn tokens; sums of martingale differences, so the chance of a
   false alarm is alpha up to the normal approximation of thousands of tokens.
 
@@ -37,7 +37,7 @@ REQUESTS = 40
 TOKENS = 48
 FATES, ROUNDS = 100, 4  # accepted and rejected drafts that the test wants, and when it gives up
 CONCURRENCY = 4
-SEEN = 40  # likeliest tokens that the plain server tells; more than any cut below keeps
+SEEN = 40  # likeliest tokens that the plain server returns; more than any cut below keeps
 NEAR_TIE = 1e-3  # relative; two passes over one token may differ by that
 TILTS = (0.7, 0.85, 1.2, 1.5)  # exponents of p_t, which are temperatures of 1 / tilt
 SHARES = (0.8, 1.25)  # the likeliest token's odds
@@ -53,8 +53,8 @@ class Cut(NamedTuple):
     def sampling(self) -> dict[str, Any]:
         return {"temperature": 1.0, "ignore_eos": True, **self._asdict()}
 
-    def law(self, probs: Floats) -> Floats:
-        """What is drawn from: probs [SEEN], descending, cut and normalised (docs/losslessness)."""
+    def distribution(self, probs: Floats) -> Floats:
+        """Cut and normalise probs [SEEN], descending, as sampling does (docs/losslessness)."""
         rank = np.arange(len(probs))
         kept = (rank < self.top_k) & (np.cumsum(probs) - probs <= self.top_p)
         kept &= probs >= self.min_p * probs[0]
@@ -65,9 +65,9 @@ CUTS = (Cut(top_k=12), Cut(top_k=30, top_p=0.9, min_p=0.05), Cut(top_k=8, top_p=
 
 
 class Drawn(NamedTuple):
-    """A sampled token: the law it should have, by rank [SEEN], and the rank it has."""
+    """A sampled token: its expected distribution by rank [SEEN], and its rank."""
 
-    law: Floats
+    distribution: Floats
     rank: int
 
 
@@ -76,7 +76,7 @@ def tokens_of(server: Served, prompt: str) -> list[int]:
 
 
 def read_back(plain: Served, prompt: list[int], answer: list[int], cut: Cut) -> list[Drawn]:
-    """The plain server's law of each token of an answer; near ties at a cut are left out."""
+    """Return the plain server's distribution of each token; near ties at a cut are skipped."""
     told = plain.generate(
         [*prompt, *answer],
         max_new_tokens=1,
@@ -90,40 +90,40 @@ def read_back(plain: Served, prompt: list[int], answer: list[int], cut: Cut) -> 
     found = []
     for token, top in zip(answer, told["input_top_logprobs"][1:], strict=True):
         probs = np.exp([float(entry[0]) for entry in top])
-        law = cut.law(probs)
+        distribution = cut.distribution(probs)
         ids = [entry[1] for entry in top]
         rank = ids.index(token) if token in ids else SEEN
-        if rank == SEEN or law[rank] == 0:
-            last = int((law > 0).sum()) - 1
+        if rank == SEEN or distribution[rank] == 0:
+            last = int((distribution > 0).sum()) - 1
             near = rank < SEEN and probs[rank] > (1 - NEAR_TIE) * probs[last]
             assert near, f"token {token} (rank {rank}) lies outside what {cut} allows"
             continue
-        found.append(Drawn(law, rank))
+        found.append(Drawn(distribution, rank))
     return found
 
 
 def evidence(drawn: list[Drawn]) -> float:
     """log of the mean likelihood ratio of the alternatives; above log(1 / alpha) is an alarm."""
-    law = np.stack([each.law for each in drawn])  # [N, SEEN]
+    p = np.stack([each.distribution for each in drawn])  # [N, SEEN]
     at = np.arange(len(drawn)), np.array([each.rank for each in drawn])
     sums = []
-    for other in [law**tilt for tilt in TILTS] + [_lifted(law, share) for share in SHARES]:
-        other = np.where(law > 0, other, 0.0)
-        sums.append(np.log((other / other.sum(1, keepdims=True))[at] / law[at]).sum())
+    for other in [p**tilt for tilt in TILTS] + [_lifted(p, share) for share in SHARES]:
+        other = np.where(p > 0, other, 0.0)
+        sums.append(np.log((other / other.sum(1, keepdims=True))[at] / p[at]).sum())
     return float(np.logaddexp.reduce(sums) - np.log(len(sums)))
 
 
-def _lifted(law: Floats, share: float) -> Floats:
-    """The law with the likeliest token's weight multiplied."""
-    lifted = law.copy()
+def _lifted(distribution: Floats, share: float) -> Floats:
+    """Return the distribution with the likeliest token's weight multiplied."""
+    lifted = distribution.copy()
     lifted[:, 0] *= share
     return lifted
 
 
 def rank_p_value(drawn: list[Drawn], groups: int = 6) -> float:
     """Chi-square of how often ranks 1, 2, ..., groups and beyond were drawn."""
-    law = np.stack([each.law for each in drawn])
-    grouped = np.concatenate([law[:, : groups - 1], law[:, groups - 1 :].sum(1, keepdims=True)], 1)
+    p = np.stack([each.distribution for each in drawn])
+    grouped = np.concatenate([p[:, : groups - 1], p[:, groups - 1 :].sum(1, keepdims=True)], 1)
     ranks = np.minimum([each.rank for each in drawn], groups - 1)
     excess = (np.eye(groups)[ranks] - grouped).sum(0)[1:]  # one of them follows from the rest
     spread = np.diag(grouped.sum(0)) - grouped.T @ grouped
@@ -133,12 +133,12 @@ def rank_p_value(drawn: list[Drawn], groups: int = 6) -> float:
 
 
 def redrawn(drawn: list[Drawn], tilt: float, seed: int) -> list[Drawn]:
-    """The same laws with tokens drawn from law^tilt instead."""
+    """Return the same distributions with tokens drawn from distribution^tilt instead."""
     rng = np.random.default_rng(seed)
     again = []
-    for law, _ in drawn:
-        weights = law**tilt * (law > 0)
-        again.append(Drawn(law, int(rng.choice(len(law), p=weights / weights.sum()))))
+    for p, _ in drawn:
+        weights = p**tilt * (p > 0)
+        again.append(Drawn(p, int(rng.choice(len(p), p=weights / weights.sum()))))
     return again
 
 
@@ -165,8 +165,8 @@ def fates(answers: list[dict[str, Any]]) -> tuple[int, int]:
     return accepted, admitted - accepted
 
 
-def check_law(plain: Served, dspark: Served, *, scheduled: bool) -> list[int]:
-    """Sample, read back, test; scheduled: windows must be of unlike lengths.
+def check_distribution(plain: Served, dspark: Served, *, scheduled: bool) -> list[int]:
+    """Sample, read back, test; scheduled: windows must be ragged.
 
     Returns how many windows of each length there were.
     """
@@ -202,7 +202,7 @@ def check_law(plain: Served, dspark: Served, *, scheduled: bool) -> list[int]:
     ("server", "scheduled"),
     [("dspark_ragged", True), pytest.param("dspark_moe", False, marks=pytest.mark.slow)],
 )
-def test_sampling_follows_the_plain_law(
+def test_sampling_follows_the_plain_distribution(
     plain: Served, server: str, scheduled: bool, request: pytest.FixtureRequest
 ) -> None:
-    check_law(plain, request.getfixturevalue(server), scheduled=scheduled)
+    check_distribution(plain, request.getfixturevalue(server), scheduled=scheduled)

@@ -1,6 +1,6 @@
 """Sampled answers of the rehearsed step have the plain server's distribution, token for token.
 
-The statistics, and what they are worth, are those of tests/integration/test_scheduled_law.py.
+The statistics and their power are those of tests/integration/test_scheduled_distribution.py.
 """
 
 from __future__ import annotations
@@ -10,7 +10,13 @@ import math
 import pytest
 
 from tests.integration.serving import Served
-from tests.integration.test_scheduled_law import ALPHA, Cut, evidence, rank_p_value, read_back
+from tests.integration.test_scheduled_distribution import (
+    ALPHA,
+    Cut,
+    evidence,
+    rank_p_value,
+    read_back,
+)
 from tests.integration.test_scheduling import windows
 from tests.rehearsal.conftest import Rehearsed
 

@@ -52,11 +52,11 @@ def first_two_tokens(
     last = torch.full((STEPS,), VOCAB)
     draft, draft_probs = [], []
     for _ in range(GAMMA):
-        law = drafter[last]
+        distribution = drafter[last]
         uniforms = torch.rand(STEPS, generator=generator)
-        last = law.argmax(1) if argmax else sample_inverse_cdf(law, uniforms)
+        last = distribution.argmax(1) if argmax else sample_inverse_cdf(distribution, uniforms)
         draft.append(last)
-        draft_probs.append(law)
+        draft_probs.append(distribution)
     tokens = torch.stack(draft, dim=1)  # [S, gamma]
     before = torch.cat([torch.full((STEPS, 1), VOCAB), tokens], dim=1)  # [S, gamma + 1]
     verify_lens = torch.randint(0, GAMMA + 1, (STEPS,), generator=generator)
@@ -93,7 +93,7 @@ SETTINGS = {
 
 @pytest.mark.parametrize("setting", sorted(SETTINGS))
 @pytest.mark.parametrize("argmax", [False, True])
-def test_law_is_the_targets(setting: str, argmax: bool) -> None:
+def test_distribution_is_the_targets(setting: str, argmax: bool) -> None:
     assert p_value(accept_sampled, SETTINGS[setting], argmax=argmax) > ALARM
 
 
