@@ -2,8 +2,8 @@
 
 Upstream: `ModelRunner.load_model` (sglang/srt/model_executor/model_runner.py) ends with a model
 whose modules have an unquantised method each (layers/quantization/unquant.py) and forwards of
-their own (models/{llama,llama_eagle,qwen3,dflash,dspark}.py). What is put on the instances here
-calls those for what our kernels do not support.
+their own (models/{llama,llama_eagle,qwen2,qwen3,dflash,dspark}.py). What is put on the instances
+here calls those for what our kernels do not support.
 """
 
 from __future__ import annotations
@@ -58,6 +58,7 @@ def _use_fast_paths(model: Any) -> None:
 
     forwards: dict[Any, Any] = {
         upstream.LlamaModel.forward: layer_stack.forward_target,
+        upstream.Qwen2Model.forward: layer_stack.forward_target,
         upstream.Qwen3Model.forward: layer_stack.forward_target,
         upstream.DFlashDraftModel.forward: layer_stack.forward_draft,
         upstream.EagleLlamaModel.forward: forward_model,

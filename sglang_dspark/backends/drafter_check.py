@@ -33,12 +33,9 @@ from sglang_dspark.families.mtp.checkpoint import check_mtp
 from sglang_dspark.serving import mode, startup, upstream
 from sglang_dspark.serving.checkpoint import require_readable_layers, validate_drafter
 from sglang_dspark.serving.config import current_config
+from sglang_dspark.serving.target_features import returns_features
 
 logger = logging.getLogger(__name__)
-
-# What `configure_aux_hidden_state_capture` calls (sglang/srt/model_executor/
-# model_runner_components/attention_backend_setup.py).
-_FEATURE_HOOKS = ("set_dspark_layers_to_capture", "set_dflash_layers_to_capture")
 
 
 def check_drafter(server_args: Any) -> None:
@@ -131,12 +128,12 @@ def _check_chain(
 
 
 def _require_features(path: Path, target: Target) -> None:
-    """Require a hook for the features of layers; SGLang raises when the weights are loaded."""
-    if upstream.lacks_methods(target.architecture, _FEATURE_HOOKS):
+    """Require features of layers; patches/step/targets.py raises when the weights are loaded."""
+    if not returns_features(target.architecture):
         raise DSparkError(
-            f"drafter {path} reads features of the target's layers, and SGLang {SUPPORTED_SGLANG} "
-            f"returns none for {target.architecture}: the class has neither "
-            f"{' nor '.join(_FEATURE_HOOKS)}; remove --speculative-algorithm"
+            f"drafter {path} reads features of the target's layers, and {target.architecture} of "
+            f"SGLang {SUPPORTED_SGLANG} has neither a hook for them nor model.layers with a "
+            "logits_processor; remove --speculative-algorithm"
         )
 
 

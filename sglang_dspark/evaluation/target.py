@@ -118,7 +118,21 @@ def _whole_model(path: Path) -> Any:
             f"the weights in {path} lack {len(missing)} tensors of config.json's model, such as "
             f"{missing[0]}; get the model again"
         )
+    _require_plain_logits(model.config, path)
     return model
+
+
+def _require_plain_logits(config: Any, path: Path) -> None:
+    """Raise DSparkError where logits are more than products with the LM head.
+
+    Drafts are such products, here and in SGLang: the distributions would differ.
+    """
+    for name in ("logit_scale", "logits_scaling", "final_logit_softcapping"):
+        if getattr(config, name, None) not in (None, 1.0):
+            raise DSparkError(
+                f"the logits of {path} are scaled or capped ({name} {getattr(config, name)} in its "
+                "config.json), which drafters are not trained for; choose another target"
+            )
 
 
 @dataclass(frozen=True)
@@ -187,12 +201,14 @@ class TargetModel:
     @property
     def device(self) -> torch.device:
         """Device of the weights and of inputs."""
-        return self.embed_weight.device
+        return self.head_weight.device
 
     @property
     def embed_weight(self) -> Tensor:
-        """Token embedding [V, d]."""
-        return self._model.get_input_embeddings().weight
+        """Token embedding [V, d]; times its scale, as SGLang hands a scaled one to drafters."""
+        embedding = self._model.get_input_embeddings()
+        scale: Tensor | None = getattr(embedding, "embed_scale", None)
+        return embedding.weight if scale is None else embedding.weight * scale
 
     @property
     def head_weight(self) -> Tensor:

@@ -7,14 +7,9 @@ plugins load, circular.
 
 from __future__ import annotations
 
-import logging
 import sys
-from collections.abc import Collection
 from importlib import import_module
-from pathlib import Path
 from typing import Any
-
-logger = logging.getLogger(__name__)
 
 NAMES: dict[str, tuple[str, ...]] = {  # module -> names; "X as Y": used here as `upstream.Y`
     "sglang.kernels.fused_op": ("BaseFusedOp",),
@@ -58,6 +53,7 @@ NAMES: dict[str, tuple[str, ...]] = {  # module -> names; "X as Y": used here as
     "sglang.srt.layers.attention.attention_registry": ("register_attention_backend",),
     "sglang.srt.layers.attention.base_attn_backend": ("AttentionBackend",),
     "sglang.srt.layers.aux_hidden_states": ("AuxHiddenStateList",),
+    "sglang.srt.layers.layer_boundary.residual.batch": ("snapshot as residual_snapshot",),
     "sglang.srt.layers.layernorm": ("RMSNorm",),
     "sglang.srt.layers.linear": (
         "MergedColumnParallelLinear",
@@ -159,7 +155,13 @@ NAMES: dict[str, tuple[str, ...]] = {  # module -> names; "X as Y": used here as
         "LlamaForCausalLMEagle",
         "LlamaModel as EagleLlamaModel",
     ),
-    "sglang.srt.models.qwen2": ("Qwen2MLP",),
+    "sglang.srt.models.qwen2": (
+        "Qwen2Attention",
+        "Qwen2DecoderLayer",
+        "Qwen2ForCausalLM",
+        "Qwen2MLP",
+        "Qwen2Model",
+    ),
     "sglang.srt.models.qwen3": (
         "Qwen3Attention",
         "Qwen3DecoderLayer",
@@ -293,31 +295,6 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(
             f"SGLang has no {path}.{there} any more; run `dspark doctor`"
         ) from None
-
-
-def lacks_methods(architecture: str, names: Collection[str]) -> bool:
-    """Return whether SGLang's model class of an architecture has none of the methods.
-
-    False for a class that is not SGLang's own. The class is imported where its file does not
-    mention a name: SGLang's registry imports all models, some 4 s, and one takes half a second.
-    """
-    external = __getattr__("envs").SGLANG_EXTERNAL_MODEL_PACKAGE.get()  # may have its own
-    if not architecture or external:
-        return False
-    models = import_module("sglang.srt.models")
-    for file in sorted(file for folder in models.__path__ for file in Path(folder).glob("*.py")):
-        text = file.read_text()
-        if f"\nclass {architecture}(" not in text:
-            continue
-        if any(name in text for name in names):
-            return False
-        try:
-            found = getattr(import_module(f"{models.__name__}.{file.stem}"), architecture)
-        except Exception as error:  # SGLang's registry logs it, and refuses the model
-            logger.debug("%s is not importable: %s", file, error)
-            return False
-        return not any(hasattr(found, name) for name in names)
-    return False
 
 
 def other_class(what: str, value: object, *kinds: type) -> str | None:

@@ -338,6 +338,9 @@ REIMPLEMENTED: dict[str, dict[str, tuple[str, str]]] = {
         "LlamaModel.forward": ("45641cb9d6bf6e89", "patches/cpu/mtp.py"),
     },
     "sglang.srt.models.qwen2": {
+        "Qwen2Attention.forward": ("7e0881f16d327e5d", "backends/cpu/csrc/layers.cpp"),
+        "Qwen2DecoderLayer.forward": ("9fd9ce4f58568c83", "backends/cpu/csrc/layers.cpp"),
+        "Qwen2ForCausalLM.forward": ("252fae117f17193b", "backends/cpu/layers/direct_forward.py"),
         "Qwen2MLP.forward": ("bb42571e4587789f", "backends/cpu/csrc/layers.cpp"),
         "Qwen2Model.forward": ("53d971b0c20ca032", "backends/cpu/layers/layer_stack.py"),
     },

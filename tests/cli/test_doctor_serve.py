@@ -123,8 +123,9 @@ CASES = (
     Case("Eagle3", True, drafter="eagle3", fact="one layer, run for each of 3 drafts"),
     Case("chain of two ranks", False, "on one rank alone", drafter="eagle3", more="--tp-size 2"),
     Case("MTP of another target", False, "hidden_size is 576", drafter="mtp"),
-    Case("no features", False, "for Qwen2ForCausalLM: the class has neither", target="qwen2"),
-    Case("Gemma3", False, "for Gemma3ForCausalLM: the class has neither", target="gemma3"),
+    Case("no features", False, "Gemma2ForCausalLM of SGLang 0.5.23 has neither", target="gemma2"),
+    Case("Qwen2", True, target="qwen2"),
+    Case("Gemma3", True, target="gemma3"),
     Case("large target", True, target="large", fact=f"{BIG >> 20} MiB as stored (BF16)"),
     Case("static", False, f"{STARTS}every draft is verified: schedule.mode is static",
          config="schedule: {mode: static}"),
@@ -213,6 +214,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     renamed(folder, "qwen2", architectures=["Qwen2ForCausalLM"], model_type="qwen2")
     gemma3 = {"architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text"}
     renamed(folder, "gemma3", **gemma3, rope_parameters=None)
+    renamed(folder, "gemma2", architectures=["Gemma2ForCausalLM"], model_type="gemma2")
     promise_weights(folder / "large" / "model.safetensors")
     return folder
 

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
+import transformers
 
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.evaluation.target import TargetModel
@@ -64,3 +66,34 @@ def test_what_is_not_whole_is_one_line(pair: Pair, tmp_path: Path, name: str) ->
         TargetModel.load(folder)
     assert str(folder) in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["Gemma3", "Qwen2"])
+def test_the_embedding_is_what_the_target_reads(name: str, tmp_path: Path) -> None:
+    """Gemma 3's has a scale in its module, and SGLang hands that module to drafters."""
+    config = getattr(transformers, f"{name}{'Text' if name == 'Gemma3' else ''}Config")(
+        vocab_size=16, hidden_size=8, intermediate_size=8, num_hidden_layers=1,
+        num_attention_heads=2, num_key_value_heads=1, pad_token_id=0, bos_token_id=1,
+    )  # fmt: skip
+    model = getattr(transformers, f"{name}ForCausalLM")(config)
+    model.save_pretrained(tmp_path)
+    tokens = torch.arange(16)
+    with torch.no_grad():
+        read = model.get_input_embeddings()(tokens)
+    torch.testing.assert_close(TargetModel.load(tmp_path).embed_weight, read, rtol=1e-6, atol=0)
+    assert (read != model.get_input_embeddings().weight).any() == (name == "Gemma3")
+
+
+@pytest.mark.parametrize(
+    "field", [{"logit_scale": 0.0625}, {"logits_scaling": 8.0}, {"final_logit_softcapping": 30.0}]
+)
+def test_scaled_or_capped_logits_are_refused(
+    pair: Pair, tmp_path: Path, field: dict[str, float]
+) -> None:
+    folder = tmp_path / "target"
+    shutil.copytree(pair.target_dir, folder)
+    _configured(**dict.fromkeys(field, 1.0))(folder)
+    TargetModel.load(folder)
+    _configured(**field)(folder)
+    with pytest.raises(DSparkError, match=f"scaled or capped .{next(iter(field))} "):
+        TargetModel.load(folder)

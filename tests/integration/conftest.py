@@ -21,7 +21,7 @@ MOE_DRAFTER = Path(__file__).parents[2] / "drafters" / "smollm2-135m-moe"
 
 @pytest.fixture(scope="session")
 def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerPool]:
-    """All servers of the session; whatever happens, none outlives it."""
+    """All servers of the session; none outlives it, even after a failure."""
     pool = ServerPool(tmp_path_factory.mktemp("servers"))
     yield pool
     pool.stop_all()
@@ -46,7 +46,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> tiny_models.TinyPair:
 
 @pytest.fixture(scope="session")
 def noisy(tmp_path_factory: pytest.TempPathFactory) -> tiny_models.TinyPair:
-    """A drafter that is often wrong, for what rejection has to mend."""
+    """A drafter that is often wrong, so that rejection is tested."""
     return tiny_models.build(tmp_path_factory.mktemp("noisy"), noise=0.7)
 
 
@@ -153,12 +153,12 @@ def published_drafter(
 
 
 def all_verified(
-    pool: ServerPool, name: str, target: Path, drafter: Path, **environment: str
+    pool: ServerPool, name: str, target: Path, drafter: Path, *more: str, **environment: str
 ) -> Served:
-    """Start a server of the drafter that verifies all drafts."""
+    """Start a server of the drafter that verifies all drafts. more: further arguments."""
     config = pool.folder / f"{name}.yaml"
     config.write_text("schedule: {mode: static}\n")
-    flags = ("--max-running-requests", "16", "--dspark-config", str(config))
+    flags = ("--max-running-requests", "16", "--dspark-config", str(config), *more)
     return pool.start(name, target, *DSPARK_FLAGS, str(drafter), *flags, **environment)
 
 

@@ -1,5 +1,6 @@
-"""Tiny targets of each architecture with a compiled fast path, served: DSPARK's greedy answers are
-plain decoding's, and no fast path is off.
+"""Tiny targets of other architectures, served: DSPARK's greedy answers are plain decoding's.
+
+With a compiled fast path, none is off. Without one, SGLang's modules run, and hooks read features.
 
 The tiny Llama of the other tests has a vocabulary that SGLang pads, so its passes go through
 SGLang's runner; the demo target covers Llama.
@@ -31,3 +32,14 @@ def test_greedy_tokens_are_equal_over_all_fast_paths(
     assert "sglang-dspark: off:" not in drafting.log
     _, model_class = tiny_models.ARCHITECTURES[name]
     assert f"weights of {model_class.__name__} are kept as bfloat16" in drafting.log
+
+
+@pytest.mark.parametrize("name", ["gemma3", pytest.param("granite", marks=pytest.mark.slow)])
+def test_greedy_tokens_are_equal_with_features_by_hooks(
+    name: str, pool: ServerPool, tmp_path: Path
+) -> None:
+    pair = tiny_models.build_architecture(tmp_path, name)
+    flags = () if name == "granite" else ("--disable-hybrid-swa-memory",)
+    plain = pool.start(f"{name}-plain", pair.target, "--max-running-requests", "16", *flags)
+    drafting = all_verified(pool, f"{name}-dspark", pair.target, pair.drafter, *flags)
+    assert check_equal(plain, drafting, 4, PROMPTS[::4], 32) > 0

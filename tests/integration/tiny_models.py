@@ -2,8 +2,8 @@
 
 The target is a three-layer Llama whose layers add nothing (their last projections are zero), so
 its logits are a table [V, V] known exactly. A drafter's Markov head can hold that same table: it is
-then right at each greedy step. With noise on it, it is right often, and sampling must mend it.
-Tokens are bytes, so any text works.
+then right at each greedy step. With noise on it, it is often right, and verification must
+correct it. Tokens are bytes, so any text works.
 """
 
 from __future__ import annotations
@@ -17,9 +17,15 @@ from typing import Any
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    GraniteConfig,
+    GraniteForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen2ForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
 )
@@ -39,7 +45,12 @@ ATTENDS = 0.005  # at which three of five tokens follow from the last one alone
 LLAMA3_ROTATION = {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 ARCHITECTURES: dict[str, tuple[Any, Any]] = {  # with a compiled fast path: config, model
     "llama": (LlamaConfig, LlamaForCausalLM),
+    "qwen2": (Qwen2Config, Qwen2ForCausalLM),
     "qwen3": (Qwen3Config, Qwen3ForCausalLM),
+}
+HOOKED: dict[str, tuple[Any, Any]] = {  # without, whose features are read by hooks on the layers
+    "gemma3": (Gemma3TextConfig, Gemma3ForCausalLM),
+    "granite": (GraniteConfig, GraniteForCausalLM),
 }
 SPECIALS = ("<s>", "</s>", "<pad>", "<mask>")
 
@@ -235,7 +246,7 @@ def _save_tokenizer(folder: Path) -> int:
 
 
 def build_architecture(folder: Path, name: str) -> TinyPair:
-    """Write a pair of one of `ARCHITECTURES` in bfloat16, for every fast path of a CPU server.
+    """Write a pair of `ARCHITECTURES` or `HOOKED` in bfloat16, for every fast path of a CPU server.
 
     SGLang pads an LM head to a multiple of 64 rows, and passes around its runner require one that
     it does not pad: 320 ids for the tokenizer's 260 tokens.
@@ -260,7 +271,7 @@ def build_target(
 ) -> Any:
     """Return a target whose logits follow from the last token, with random weights."""
     torch.manual_seed(seed)
-    config_class, model_class = ARCHITECTURES[architecture]
+    config_class, model_class = {**ARCHITECTURES, **HOOKED}[architecture]
     config = config_class(
         vocab_size=vocabulary,
         hidden_size=hidden,
@@ -273,7 +284,7 @@ def build_target(
         bos_token_id=0,
         eos_token_id=1,
         pad_token_id=2,
-        tie_word_embeddings=False,
+        tie_word_embeddings=architecture == "gemma3",  # SGLang's skips another head
         rms_norm_eps=1e-6,
         initializer_range=0.25,
         dtype="float32",
@@ -283,6 +294,9 @@ def build_target(
         for layer in model.model.layers:
             layer.self_attn.o_proj.weight.mul_(attends)
             layer.mlp.down_proj.weight.mul_(attends)
+            if architecture == "gemma3":  # norms behind them, of 1 + weight, undo that
+                layer.post_attention_layernorm.weight.fill_(attends - 1)
+                layer.post_feedforward_layernorm.weight.fill_(attends - 1)
         model.lm_head.weight[: len(SPECIALS)] = 0.0  # specials are rare, so texts stay long
     return model
 

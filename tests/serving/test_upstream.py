@@ -68,7 +68,7 @@ def test_every_name_that_is_used_is_listed_and_every_listed_one_is_used() -> Non
         and node.value.id == "upstream"
     }
     listed = set(upstream.PLACES) | set(upstream.MODULES)
-    helpers = {"MODULES", "NAMES", "PLACES", "lacks_methods", "other_class"}
+    helpers = {"MODULES", "NAMES", "PLACES", "other_class"}
     assert used - helpers == listed
 
 
@@ -303,23 +303,3 @@ def test_another_class_is_logged_once_with_what_was_expected(
         "sglang-dspark: off: a path: its size is builtins.float, not int or str"
     ]
     assert upstream.other_class("it", True, int) == "it is builtins.bool, not int"  # a subclass
-
-
-@pytest.mark.parametrize(
-    ("architecture", "lacks"),
-    [
-        ("LlamaForCausalLM", False),
-        ("MistralForCausalLM", False),  # inherits them
-        ("Gemma3ForCausalLM", True),
-        ("Qwen2ForCausalLM", True),
-        ("NoSuchForCausalLM", False),
-        ("", False),
-    ],
-)
-def test_which_targets_return_no_features(
-    architecture: str, lacks: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    hooks = ("set_dspark_layers_to_capture", "set_dflash_layers_to_capture")
-    assert upstream.lacks_methods(architecture, hooks) is lacks
-    monkeypatch.setenv("SGLANG_EXTERNAL_MODEL_PACKAGE", "mine")
-    assert not upstream.lacks_methods(architecture, hooks)

@@ -14,8 +14,9 @@ from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
 from sglang.srt.model_executor.forward_context import ForwardContext, set_forward_context
 from sglang.srt.model_executor.runner.eager_runner import EagerRunner
 from sglang.srt.models.llama import LlamaForCausalLM
+from sglang.srt.models.qwen2 import Qwen2ForCausalLM
 from sglang.srt.models.qwen3 import Qwen3ForCausalLM
-from transformers import LlamaConfig, Qwen3Config
+from transformers import LlamaConfig, Qwen2Config, Qwen3Config
 
 from sglang_dspark.backends.cpu import csrc
 from sglang_dspark.backends.cpu.attention import DsparkCpuAttnBackend
@@ -37,12 +38,19 @@ CASES = {
 }
 
 
-@pytest.fixture(scope="module", params=["llama", "qwen3"])
-def target(one_rank: None, request: pytest.FixtureRequest) -> LlamaForCausalLM | Qwen3ForCausalLM:
+CLASSES: dict[str, tuple[Any, Any]] = {
+    "llama": (LlamaConfig, LlamaForCausalLM),
+    "qwen2": (Qwen2Config, Qwen2ForCausalLM),
+    "qwen3": (Qwen3Config, Qwen3ForCausalLM),
+}
+
+
+@pytest.fixture(scope="module", params=list(CLASSES))
+def target(one_rank: None, request: pytest.FixtureRequest) -> Any:
     """Three layers and a tied head of upstream's own classes."""
     torch.manual_seed(0)
-    llama = request.param == "llama"
-    config = (LlamaConfig if llama else Qwen3Config)(
+    config_class, model_class = CLASSES[request.param]
+    config = config_class(
         hidden_size=48,
         intermediate_size=80,
         num_hidden_layers=3,
@@ -55,7 +63,7 @@ def target(one_rank: None, request: pytest.FixtureRequest) -> LlamaForCausalLM |
         pad_token_id=0,
         tie_word_embeddings=True,
     )
-    model = (LlamaForCausalLM if llama else Qwen3ForCausalLM)(config)
+    model = model_class(config)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.normal_(0, 0.3).requires_grad_(False)

@@ -24,8 +24,9 @@ from sglang.srt.model_executor.forward_batch_info import ForwardBatch
 from sglang.srt.model_executor.forward_context import ForwardContext, set_forward_context
 from sglang.srt.models.dflash import DFlashDraftModel
 from sglang.srt.models.llama import LlamaModel
+from sglang.srt.models.qwen2 import Qwen2Model
 from sglang.srt.models.qwen3 import Qwen3Model
-from transformers import LlamaConfig, Qwen3Config
+from transformers import LlamaConfig, Qwen2Config, Qwen3Config
 
 from sglang_dspark.backends.cpu import csrc, fused_ops, linear
 from sglang_dspark.backends.cpu.attention import DsparkCpuAttnBackend
@@ -51,7 +52,7 @@ from tests.backends.cpu.attention_world import (
 pytestmark = pytest.mark.skipif(
     csrc.why_not() is not None, reason="no fused multiply-add: the short form does not apply"
 )
-Model = LlamaModel | Qwen3Model | DFlashDraftModel
+Model = LlamaModel | Qwen2Model | Qwen3Model | DFlashDraftModel
 LAYERS = 3
 HIDDEN = 192  # several vectors of a sum
 CAPTURED = [1, 2]
@@ -140,14 +141,33 @@ def qwen(one_rank: None) -> Qwen3Model:
     return filled(Qwen3Model(config))
 
 
+@pytest.fixture(scope="module")
+def qwen2(one_rank: None) -> Qwen2Model:
+    """The same of Qwen2: queries, keys and values have a bias."""
+    torch.manual_seed(3)
+    config = Qwen2Config(
+        hidden_size=160,
+        intermediate_size=320,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=10,
+        num_key_value_heads=1,
+        vocab_size=64,
+        max_position_embeddings=256,
+        rms_norm_eps=1e-6,
+    )
+    return filled(Qwen2Model(config))
+
+
 @pytest.mark.usefixtures("our_kernels")
 @pytest.mark.parametrize("name", list(CASES))
-def test_layers_of_qwen3_are_upstreams(
-    qwen: Qwen3Model, monkeypatch: pytest.MonkeyPatch, name: str
+@pytest.mark.parametrize("which", ["qwen", "qwen2"])
+def test_layers_of_qwen_are_upstreams(
+    which: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
+    model: Model = request.getfixturevalue(which)
     case, make_pass = CASES[name]
-    upstream = outcome(qwen, case, make_pass, monkeypatch, short=False)
-    short = outcome(qwen, case, make_pass, monkeypatch, short=True)
+    upstream = outcome(model, case, make_pass, monkeypatch, short=False)
+    short = outcome(model, case, make_pass, monkeypatch, short=True)
     assert (short.short_passes, upstream.short_passes) == (1, 0)
     assert len(short.captured) == len(CAPTURED)
     assert_same(short, upstream)
@@ -190,7 +210,7 @@ def our_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @dataclass
 class Outcome:
-    """What a pass left behind: final hidden states, captures, cache, passes in the short form."""
+    """Outcome of a pass: final hidden states, captures, cache, passes in the short form."""
 
     hidden: Tensor
     captured: list[Tensor]
@@ -314,6 +334,20 @@ def test_close_to_upstreams_own_operators(
 
 
 @pytest.mark.usefixtures("our_kernels")
+def test_a_bias_of_values_counts(qwen2: Qwen2Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    case, make_pass = CASES["verify window"]
+    before = outcome(qwen2, case, make_pass, monkeypatch, short=True)
+    bias = qwen2.layers[1].self_attn.qkv_proj.bias
+    saved = bias.detach().clone()
+    with torch.no_grad():
+        bias[-1] += 1.0  # the last dimension of the values
+    after = outcome(qwen2, case, make_pass, monkeypatch, short=True)
+    with torch.no_grad():
+        bias.copy_(saved)
+    assert not torch.equal(after.hidden, before.hidden)
+
+
+@pytest.mark.usefixtures("our_kernels")
 def test_many_rows_keep_upstreams_forward(
     model: LlamaModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -411,6 +445,8 @@ def unfit(model: LlamaModel, case: str, monkeypatch: pytest.MonkeyPatch) -> None
     attention = layer.self_attn
     if case == "bias":
         monkeypatch.setitem(vars(layer.mlp.down_proj), "bias", torch.zeros(HIDDEN))
+    elif case == "bias of other width":
+        monkeypatch.setitem(vars(attention.qkv_proj), "bias", torch.zeros(7))
     elif case == "wrapped projection":
         wrapped = torch.nn.Sequential(attention.qkv_proj)
         monkeypatch.setitem(vars(attention), "qkv_proj", wrapped)
@@ -433,6 +469,7 @@ def unfit(model: LlamaModel, case: str, monkeypatch: pytest.MonkeyPatch) -> None
     ("case", "why"),
     [
         ("bias", "down_proj has a bias"),
+        ("bias of other width", r"the bias of qkv_proj is torch.float32 \[7\]"),
         ("wrapped projection", "its qkv_proj is torch.*Sequential, not QKVParallelLinear"),
         ("half precision", "its weights are not all of one format"),
         ("adjacent rotary", "its rotary embedding turns adjacent pairs"),

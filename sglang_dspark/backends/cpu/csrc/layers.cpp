@@ -1,8 +1,8 @@
 // All decoder layers of a pass in one call (layers/layer_stack.py).
 //
 // The arithmetic of LlamaDecoderLayer.forward (sglang/srt/models/llama.py) and
-// DFlashDecoderLayer.forward (models/dflash.py), which differ in the norms of query and key heads:
-// products by the address of a kernel of matmul.cpp between the operators of rows.cpp and
+// DFlashDecoderLayer.forward (models/dflash.py), which differ in the norms of query and key heads,
+// and Qwen2's, whose queries, keys and values have a bias: products by the address of a kernel of matmul.cpp between the operators of rows.cpp and
 // attention.cpp. Thirty layers times nine calls from Python cost as much as the arithmetic between
 // the products.
 
@@ -45,6 +45,13 @@ struct Run {
     stack.matmul(x, k, n, rows.block, by.weight, width, k, out, static_cast<int32_t>(by.threads));
   }
 
+  void add_bias(const float *bias) const {
+    for (int64_t r = 0; r < n; ++r) {
+      float *row = qkv + r * qkv_width;
+      for (int64_t i = 0; i < qkv_width; ++i) row[i] += bias[i];
+    }
+  }
+
   // total = mixed + residual, and its norm.
   void add_norm(const Norm &norm, const float *residual, float *total, float *out) const {
     NAMED(add_rms_norm_rows)(mixed, d, residual, d, n, d, norm.weight, norm.epsilon, total, out);
@@ -82,6 +89,7 @@ struct Run {
     enter(layer, first);
     if (capture != nullptr) memcpy(capture, entered, n * d * sizeof(float));
     multiply(layer.qkv, normed, d, qkv_width, qkv);
+    if (layer.qkv_bias != nullptr) add_bias(layer.qkv_bias);
     const int32_t failed = attend(layer);
     multiply(layer.out, attended, heads_width, d, mixed);
     add_norm(layer.mlp, entered, carried, normed);

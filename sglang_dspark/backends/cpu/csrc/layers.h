@@ -15,6 +15,7 @@ struct Norm {
 
 struct Layer {
   Product qkv, out, gate_up, down;
+  const float *qkv_bias;       // [(H + 2 Hkv) D], or null
   Norm input, mlp, query, key; // only layer 0 may lack `input`; models without head norms lack two
   const float *cos_sin;          // [positions, rotary]
   int64_t rotary;

@@ -112,6 +112,7 @@ def require_plain_target(model: Any) -> None:
     """Require a target of layers, last norm and product with the LM head only."""
     inner = {
         upstream.LlamaForCausalLM: upstream.LlamaModel,
+        upstream.Qwen2ForCausalLM: upstream.Qwen2Model,
         upstream.Qwen3ForCausalLM: upstream.Qwen3Model,
     }
     require_class("the target", model, *inner)

@@ -1,9 +1,9 @@
 """Resolve decoder layers for the fast path: sizes, and addresses of weights.
 
-Reads upstream's modules (sglang/srt/models/{llama,llama_eagle,qwen3,dflash}.py) once a layer, and
-again when weights are updated (layer_stack.py). Layers with other dtypes, quantisation, LoRA,
-biases, shards or hooks are not supported; they keep upstream's code, and the log names the reason
-(fast_paths.py).
+Reads upstream's modules (sglang/srt/models/{llama,llama_eagle,qwen2,qwen3,dflash}.py) once a layer,
+and again when weights are updated (layer_stack.py). Layers with other dtypes, quantisation, LoRA,
+biases but of queries, keys and values, shards or hooks are not supported; they keep upstream's
+code, and the log names the reason (fast_paths.py).
 """
 
 from __future__ import annotations
@@ -59,6 +59,7 @@ class Layer(ctypes.Structure):
 
     _fields_ = (
         *((name, Product) for name in ("qkv", "out", "gate_up", "down")),
+        ("qkv_bias", ctypes.c_void_p),
         *((name, Norm) for name in ("input", "mlp", "query", "key")),
         ("cos_sin", ctypes.c_void_p),
         ("rotary", ctypes.c_int64),
@@ -83,9 +84,13 @@ class LayerSpec:
 
 
 def target_layer_of(layer: Any) -> LayerSpec:
-    """Resolve a layer of a Llama or Qwen3 target, with its weights in place.
+    """Resolve a layer of a Llama, Qwen2 or Qwen3 target, with its weights in place.
 
     Raises UnsupportedError where it is not supported, as the others here do."""
+    if type(layer) is upstream.Qwen2DecoderLayer:
+        _require_plain(layer, (type(layer), upstream.Qwen2Attention, upstream.Qwen2MLP))
+        _require_served_policy()
+        return _resolve(layer, (None, None))
     if type(layer) is not upstream.Qwen3DecoderLayer:
         _require_plain(
             layer, (upstream.LlamaDecoderLayer, upstream.LlamaAttention, upstream.LlamaMLP)
@@ -94,11 +99,13 @@ def target_layer_of(layer: Any) -> LayerSpec:
     _require_plain(layer, (upstream.Qwen3DecoderLayer, upstream.Qwen3Attention, upstream.Qwen2MLP))
     attention = layer.self_attn
     _require_head_norms(attention)
-    require(
-        upstream.get_exec().deterministic.rl_on_policy_target is None,
-        "a policy in training uses it",
-    )
+    _require_served_policy()
     return _resolve(layer, (attention.q_norm, attention.k_norm))
+
+
+def _require_served_policy() -> None:
+    trained = upstream.get_exec().deterministic.rl_on_policy_target
+    require(trained is None, "a policy in training uses it")
 
 
 def eagle_layer_of(layer: Any) -> LayerSpec:
@@ -119,6 +126,7 @@ def draft_layer_of(layer: Any) -> LayerSpec:
     require(layer.attention_conv is None and layer.mlp_conv is None, "it has convolutions")
     require(attention.v_scale is None, "its values are scaled")
     require(attention.attention_sink_bias is None, "its attention has sinks")
+    require(attention.qkv_proj.bias is None, "qkv_proj has a bias")  # context_kv.py adds none
     _require_head_norms(attention)
     return _resolve(layer, (attention.q_norm, attention.k_norm))
 
@@ -142,9 +150,11 @@ def _resolve(layer: Any, head_norms: tuple[Any, Any]) -> LayerSpec:
     products = [_product(name, weight) for name, weight in weights.items()]
     _require_sizes(shape, weights, layer)
     norms = (_input_norm(layer), layer.post_attention_layernorm, *head_norms)
+    bias = _qkv_bias(layer.self_attn.qkv_proj, shape)
     found = Layer(
-        *products, *map(norm_at, norms), table.data_ptr(), table.shape[1], _attention(shape, radix)
-    )
+        *products, bias, *map(norm_at, norms), table.data_ptr(), table.shape[1],
+        _attention(shape, radix),
+    )  # fmt: skip
     tensors = (*layer.parameters(), *layer.buffers())
     return LayerSpec(shape, kernel, found, radix.layer_id, tensors)
 
@@ -165,12 +175,22 @@ def _attention(shape: Shape, radix: Any) -> Attention:
 def _weights(layer: Any) -> dict[str, Tensor]:
     """Return the weights of a layer's products, [N, K] each, in the order of `Layer`."""
     attention, mlp = layer.self_attn, layer.mlp
-    return {
-        "qkv": _plain_weight(attention.qkv_proj, "qkv_proj"),
-        "o": _plain_weight(attention.o_proj, "o_proj"),
-        "gate_up": _plain_weight(mlp.gate_up_proj, "gate_up_proj"),
-        "down": _plain_weight(mlp.down_proj, "down_proj"),
-    }
+    without_bias = {"o": attention.o_proj, "gate_up": mlp.gate_up_proj, "down": mlp.down_proj}
+    for name, linear_layer in without_bias.items():
+        require(linear_layer.bias is None, f"{name}_proj has a bias")
+    layers = {"qkv": attention.qkv_proj, **without_bias}
+    return {name: _plain_weight(each, f"{name}_proj") for name, each in layers.items()}
+
+
+def _qkv_bias(qkv: Any, shape: Shape) -> int | None:
+    """Return the address of the bias of queries, keys and values; None: they have none."""
+    bias = qkv.bias
+    if bias is None:
+        return None
+    width = (shape.heads + 2 * shape.kv_heads) * shape.head
+    plain = bias.dtype is _FLOAT and bias.shape == (width,) and bias.is_contiguous()
+    require(plain, f"the bias of qkv_proj is {bias.dtype} {list(bias.shape)}")
+    return int(bias.data_ptr())
 
 
 def _kernel(weights: Mapping[str, Tensor]) -> NarrowMatmul:
@@ -252,13 +272,12 @@ def _require_norm(norm: Any) -> None:
 
 
 def _plain_weight(layer: Any, name: str) -> Tensor:
-    """Return the weight [N, K] of an unquantised linear layer without bias."""
+    """Return the weight [N, K] of an unquantised linear layer."""
     # Its classes derive from SGLang's, and the patches are listed where SGLang cannot be imported.
     from sglang_dspark.backends.cpu.weight_methods import LinearMethod
 
     kinds = (LinearMethod, upstream.UnquantizedLinearMethod)
     require_class(f"the method of {name}", layer.quant_method, *kinds)
-    require(layer.bias is None, f"{name} has a bias")
     require(not getattr(layer, "use_intel_amx_backend", False), f"{name} is packed for AMX")
     weight: Tensor = layer.weight
     return weight

@@ -1,10 +1,10 @@
 """Run all decoder layers of a model in one compiled call, in the place of upstream's loops.
 
-Upstream: sglang/srt/models/llama.py, `LlamaModel.forward`, models/qwen3.py, `Qwen3Model.forward`,
-and models/dflash.py, `DFlashDraftModel.forward`. With a handful of rows SGLang's modules,
-boundaries and linear wrappers cost more than a small layer's arithmetic besides the products, so
-a pass and its tensors are checked once and csrc/layers.cpp does the rest. A model, a pass or a
-tensor that it does not support keeps upstream's forward.
+Upstream: sglang/srt/models/{llama,qwen2,qwen3}.py, `forward` of the model class, and
+models/dflash.py, `DFlashDraftModel.forward`. With a handful of rows SGLang's modules, boundaries
+and linear wrappers cost more than a small layer's arithmetic besides the products, so a pass and
+its tensors are checked once and csrc/layers.cpp does the rest. A model, a pass or a tensor that it
+does not support keeps upstream's forward.
 """
 
 from __future__ import annotations

@@ -1,0 +1,165 @@
+"""Serve targets whose classes hand no features of their layers to a DSPARK drafter.
+
+Upstream: `configure_aux_hidden_state_capture` in
+sglang/srt/model_executor/model_runner_components/attention_backend_setup.py raises for a class that
+has neither `set_dspark_layers_to_capture` nor `set_dflash_layers_to_capture`. Two ways are left
+(sglang_dspark/serving/target_features.py has the classes):
+
+- `set_eagle3_layers_to_capture`, which takes the same layer ids and returns the same states (Qwen2,
+  GLM-4.5, MiniMax-M2 and others). Not Gemma 3's: it leaves the residual stream out
+  (sgl-project/sglang#39286).
+- Hooks on the layers (`LayerFeatures`), for every other model of decoder layers.
+
+To drop when upstream captures the features of every such model; asked for and proposed in
+sgl-project/sglang#34771 and sgl-project/sglang#39028.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import Tensor, nn
+
+from sglang_dspark.patches.seam import Seams, Upstream
+from sglang_dspark.serving import startup, upstream
+from sglang_dspark.serving.target_features import (
+    EAGLE3_HOOK,
+    FEATURE_HOOKS,
+    INCOMPLETE,
+    SUMMED,
+    WHOLE,
+)
+
+SEAMS = Seams()
+
+
+@SEAMS.around(
+    "target-features",
+    "sglang.srt.model_executor.model_runner.configure_aux_hidden_state_capture",
+    why="upstream refuses targets whose classes have no hook of DSPARK's or DFLASH's",
+)
+def capture_features(
+    original: Callable[..., None],
+    *,
+    model: Any,
+    eagle_use_aux_hidden_state: bool,
+    eagle_aux_hidden_state_layer_ids: Sequence[int] | None,
+    dflash_use_aux_hidden_state: bool,
+    dflash_target_layer_ids: Sequence[int] | None,
+    is_dspark: bool,
+) -> None:
+    """AROUND hook: capture the features of a class without a hook that upstream calls."""
+    ours = dflash_use_aux_hidden_state and not any(hasattr(model, name) for name in FEATURE_HOOKS)
+    original(
+        model=model,
+        eagle_use_aux_hidden_state=eagle_use_aux_hidden_state,
+        eagle_aux_hidden_state_layer_ids=eagle_aux_hidden_state_layer_ids,
+        dflash_use_aux_hidden_state=dflash_use_aux_hidden_state and not ours,
+        dflash_target_layer_ids=dflash_target_layer_ids,
+        is_dspark=is_dspark,
+    )
+    if not ours:
+        return
+    layer_ids = list(dflash_target_layer_ids or ())
+    if hasattr(model, EAGLE3_HOOK) and type(model).__name__ not in INCOMPLETE:
+        model.set_eagle3_layers_to_capture(layer_ids)
+    else:
+        _attach(model, layer_ids)
+
+
+@SEAMS.subclass(
+    "target-embedding",
+    "sglang.srt.speculative.dspark_components.dspark_worker_v2.DSparkWorkerV2",
+    why="upstream asks for a method that some targets lack",
+)
+class DSparkWorker(Upstream):
+    """Upstream's worker, for a target without a method that returns its embedding."""
+
+    def _resolve_target_embed_tokens(self, target_model: Any) -> Any:
+        """Return the target's embedding, which drafts share; add the method that lacks."""
+        inner: Any = getattr(target_model, "model", None)
+        if not hasattr(target_model, "get_input_embeddings"):
+            theirs = getattr(inner, "get_input_embeddings", None)
+            target_model.get_input_embeddings = theirs or (lambda: inner.embed_tokens)
+        return super()._resolve_target_embed_tokens(target_model)
+
+
+def _attach(model: Any, layer_ids: Sequence[int]) -> None:
+    """Hook the layers of a model once; stop the server where it is built in another way."""
+    if hasattr(model, "dspark_features"):
+        return
+    inner: Any = getattr(model, "model", None)
+    layers, processor = getattr(inner, "layers", None), getattr(model, "logits_processor", None)
+    name, stages = type(model).__name__, upstream.get_parallel().pp_size
+    if not isinstance(layers, nn.ModuleList) or not isinstance(processor, nn.Module):
+        startup.stop(
+            f"DSPARK reads features of the target's layers, and {name} has no model.layers or no "
+            "logits_processor; remove --speculative-algorithm"
+        )
+    if stages > 1:
+        startup.stop(
+            f"DSPARK reads features of the layers of {name} by hooks, on one pipeline stage alone; "
+            f"set --pp-size 1 in place of {stages}"
+        )
+    tied = getattr(model, "lm_head", None)
+    if isinstance(tied, nn.Embedding):
+        head: Any = tied  # drafts read fields that SGLang's LM heads have
+        head.quant_method, head.org_vocab_size = None, head.num_embeddings
+    model.dspark_features = LayerFeatures(model, layers, layer_ids)
+
+
+class LayerFeatures:
+    """Hooks that keep the residual stream behind some layers for the logits processor."""
+
+    def __init__(self, model: Any, layers: nn.ModuleList, layer_ids: Sequence[int]) -> None:
+        """layer_ids: in ascending order, each in 0 .. len(layers) - 1."""
+        self._name = type(model).__name__
+        self._features: list[Tensor] = []  # [n, d] each, of the pass in progress
+        layers[layer_ids[0]].register_forward_pre_hook(self._begin)
+        for layer_id in layer_ids:
+            layers[layer_id].register_forward_hook(self._keep, with_kwargs=True)
+        model.logits_processor.register_forward_pre_hook(self._hand_over, with_kwargs=True)
+
+    def _begin(self, layer: nn.Module, inputs: tuple[Any, ...]) -> None:
+        self._features = []  # a pass without logits leaves its own
+
+    def _keep(
+        self, layer: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any], output: Any
+    ) -> None:
+        given = (*inputs, *named.values())
+        batch = next(each for each in given if isinstance(each, upstream.ForwardBatch))
+        self._features.append(residual_stream(self._name, output, batch))
+
+    def _hand_over(
+        self, processor: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Set `aux_hidden_states`, the fifth argument of `LogitsProcessor.forward`."""
+        features, self._features = self._features, []
+        if len(inputs) > 4:
+            return (*inputs[:4], features or None, *inputs[5:]), named
+        return inputs, {**named, "aux_hidden_states": features or None}
+
+
+def residual_stream(name: str, output: Any, batch: Any) -> Tensor:
+    """Return the stream behind a layer, [n, d], in memory of its own: later layers write in place.
+
+    name: the model's class. output: of the layer. Stops the server for a form that is not known.
+    """
+    if batch.residual_stream is not None:  # upstream's layers keep their parts there
+        stream: Tensor = upstream.residual_snapshot(_first(output), batch)
+        return stream
+    if isinstance(output, Tensor) or name in WHOLE:
+        return _first(output).clone()
+    if name in SUMMED:
+        return output[0] + output[1]
+    startup.stop(
+        f"DSPARK reads features of the target's layers, and those of {name} return "
+        f"{len(output)} values that are not known to be hidden states and residual; "
+        "remove --speculative-algorithm"
+    )
+
+
+def _first(output: Any) -> Tensor:
+    first: Tensor = output[0] if isinstance(output, tuple) else output
+    return first
