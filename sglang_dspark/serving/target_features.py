@@ -24,8 +24,8 @@ EAGLE3_HOOK = "set_eagle3_layers_to_capture"
 INCOMPLETE = frozenset({"Gemma3ForCausalLM"})
 
 # Classes whose layers return two tensors. Those of the first set leave the sum to the next norm;
-# those of the second have added, and return what the layer began with besides. Each was compared
-# with Transformers' hidden states (tests/patches/test_target_features.py).
+# those of the second have added, and return what the layer began with besides. To add one, compare
+# it with Transformers' hidden states in tests/patches/test_target_features.py, as these were.
 SUMMED = frozenset({"Ernie4_5_ForCausalLM", "Gemma3ForCausalLM", "GraniteForCausalLM"})
 WHOLE = frozenset({"Cohere2ForCausalLM", "CohereForCausalLM", "StableLmForCausalLM"})
 _PAIRS = re.compile(r"hidden_states, residual = (layer|self\.layers\[\w+\])\(")

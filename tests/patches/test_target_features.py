@@ -137,6 +137,21 @@ def test_features_are_transformers_hidden_states(name: str, tmp_path: Path) -> N
 
 
 @pytest.mark.usefixtures("one_rank")
+@pytest.mark.parametrize("name", ["Qwen2", "Glm4"])
+def test_layers_that_share_a_stream_are_read_by_hooks(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As other classes of that form are; these have a hook, which is hidden."""
+    theirs, served = pair_of(name, tmp_path)
+    monkeypatch.setattr(targets, "FEATURE_HOOKS", ())
+    monkeypatch.setattr(targets, "EAGLE3_HOOK", "none")
+    capture(served, [0, 2])
+    tokens = tokens_of(20, 0)
+    found = features_of(served, tokens).hidden_states
+    torch.testing.assert_close(found, streams_of(theirs, tokens, [0, 2]), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.usefixtures("one_rank")
 def test_upstreams_own_features_of_gemma3_are_not(tmp_path: Path) -> None:
     """The reason for `INCOMPLETE`; where this fails, upstream has changed it."""
     theirs, served = pair_of("Gemma3", tmp_path)

@@ -30,8 +30,11 @@ drafter, device and features have been shown.
 | Llama (SmolLM2-135M-Instruct) | served | untried |
 | Llama, small with random weights | served | rehearsed |
 | Qwen3 | served with random weights | ran with the shapes of 4B and 0.6B |
-| other classes of SGLang that return the features of layers | untried | untried |
-| Gemma 3, Qwen2 and other classes that do not | refused by name: SGLang lacks the hook | refused |
+| Qwen2 | served with random weights | rehearsed |
+| Granite, Gemma 3 (text) | served with random weights; [hooks](serving.md#your-own-target) | rehearsed (Granite) |
+| Cohere, Ernie 4.5, GLM-4, OLMo 2, StableLM, Starcoder 2 | untried; features equal Transformers' | untried |
+| other classes of SGLang that return features, or have `model.layers` | untried | untried |
+| Gemma 1 and 2, Baichuan, InternLM 2 and others whose layers return two values | refused by name: not compared | refused |
 | latent attention (MLA) | refused | unscheduled |
 | recurrent state (Mamba, GDN) | refused | unscheduled |
 | DeepSeek-V4 with its own drafter | impossible: CUDA only | rehearsed ([in part](drafters.md)) |
