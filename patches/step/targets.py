@@ -86,9 +86,7 @@ class DSparkWorker(Upstream):
 
 
 def _attach(model: Any, layer_ids: Sequence[int]) -> None:
-    """Hook the layers of a model once; stop the server where it is built in another way."""
-    if hasattr(model, "dspark_features"):
-        return
+    """Hook the layers of a model; stop the server where it is built in another way."""
     inner: Any = getattr(model, "model", None)
     layers, processor = getattr(inner, "layers", None), getattr(model, "logits_processor", None)
     name, stages = type(model).__name__, upstream.get_parallel().pp_size
@@ -106,7 +104,7 @@ def _attach(model: Any, layer_ids: Sequence[int]) -> None:
     if isinstance(tied, nn.Embedding):
         head: Any = tied  # drafts read fields that SGLang's LM heads have
         head.quant_method, head.org_vocab_size = None, head.num_embeddings
-    model.dspark_features = LayerFeatures(model, layers, layer_ids)
+    LayerFeatures(model, layers, layer_ids)
 
 
 class LayerFeatures:

@@ -20,6 +20,7 @@ from safetensors.torch import load_file
 from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
 from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode
 from sglang.srt.model_executor.forward_context import ForwardContext, set_forward_context
+from sglang.srt.models.dspark import project_through_lm_head
 
 from sglang_dspark.backends.cpu.attention import DsparkCpuAttnBackend
 from sglang_dspark.patches.step import targets
@@ -165,13 +166,63 @@ def test_upstreams_own_features_of_gemma3_are_not(tmp_path: Path) -> None:
 def test_a_processor_without_layers_is_left_as_it_is(tmp_path: Path) -> None:
     _, served = pair_of("Granite", tmp_path)
     capture(served, [0, 1])
+    features_of(served, tokens_of(5, 0))
     _, batch = pass_of(tokens_of(5, 0))
-    batch.capture_hidden_mode = CaptureHiddenMode.NULL
+    hidden = torch.ones(5, 64)
+    for more in ((), (None,)):
+        with torch.inference_mode():
+            plain = served.logits_processor(batch.input_ids, hidden, served.lm_head, batch, *more)
+        assert torch.equal(plain.hidden_states, hidden)
+        assert plain.next_token_logits.shape == (1, VOCAB)
+
+
+@pytest.mark.usefixtures("one_rank")
+def test_a_second_call_adds_nothing(tmp_path: Path) -> None:
+    """SGLang sets attention up again in some starts."""
+    _, served = pair_of("Granite", tmp_path)
+    capture(served, [0, 1])
+    capture(served, [0, 1])
+    assert features_of(served, tokens_of(5, 0)).hidden_states.shape == (5, 2 * 64)
+
+
+def test_features_have_memory_of_their_own() -> None:
+    rows, batch = torch.ones(2, 4), SimpleNamespace(residual_stream=None)
+    for name, output in (("Olmo2ForCausalLM", rows), ("CohereForCausalLM", (rows, rows))):
+        found = targets.residual_stream(name, output, batch)
+        assert torch.equal(found, rows)
+        assert found.data_ptr() != rows.data_ptr()
+
+
+@pytest.mark.usefixtures("one_rank")
+def test_drafts_project_through_a_tied_embedding(tmp_path: Path) -> None:
+    _, served = pair_of("Gemma3", tmp_path)
+    capture(served, [0])
+    hidden = torch.randn(3, 64)
     with torch.inference_mode():
-        hidden = torch.ones(5, 64)
-        plain = served.logits_processor(batch.input_ids, hidden, served.lm_head, batch, None)
-    assert plain.hidden_states is None
-    assert plain.next_token_logits.shape == (1, VOCAB)
+        found = project_through_lm_head(hidden, served.lm_head)
+    torch.testing.assert_close(found, hidden @ served.model.embed_tokens.weight.T)
+    assert int(served.lm_head.org_vocab_size) == VOCAB
+
+
+class Worker:
+    """The method of SGLang's `DSparkWorkerV2` that the patch extends."""
+
+    def _resolve_target_embed_tokens(self, target_model: Any) -> Any:
+        return target_model.get_input_embeddings()
+
+
+def test_the_embedding_of_every_target_is_found() -> None:
+    worker: Any = type("DSparkWorkerV2", (targets.DSparkWorker, Worker), {})()
+    named = SimpleNamespace(get_input_embeddings=lambda: "own")
+    inner = SimpleNamespace(get_input_embeddings=lambda: "inner")
+    bare = SimpleNamespace(embed_tokens="embed_tokens")
+    for model, expected in (
+        (named, "own"),
+        (SimpleNamespace(model=inner), "inner"),
+        (SimpleNamespace(model=bare), "embed_tokens"),
+    ):
+        assert worker._resolve_target_embed_tokens(model) == expected
+        assert model.get_input_embeddings() == expected  # drafting asks again
 
 
 @pytest.mark.parametrize("hook", ["set_dspark_layers_to_capture", "set_dflash_layers_to_capture"])
