@@ -17,6 +17,7 @@ sgl-project/sglang#34771 and sgl-project/sglang#39028.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import wraps
 from typing import Any
 
 from torch import Tensor, nn
@@ -104,23 +105,35 @@ def _attach(model: Any, layer_ids: Sequence[int]) -> None:
     if isinstance(tied, nn.Embedding):
         head: Any = tied  # drafts read fields that SGLang's LM heads have
         head.quant_method, head.org_vocab_size = None, head.num_embeddings
-    LayerFeatures(model, layers, layer_ids)
+    LayerFeatures(model, layer_ids)
 
 
 class LayerFeatures:
-    """Hooks that keep the residual stream behind some layers for the logits processor."""
+    """Hooks that return the residual stream behind some layers with a model's output.
 
-    def __init__(self, model: Any, layers: nn.ModuleList, layer_ids: Sequence[int]) -> None:
-        """layer_ids: in ascending order, each in 0 .. len(layers) - 1."""
+    The output of `model.model` becomes (hidden, features), as of upstream's models that capture
+    features, and the input of the logits processor is split again. A graph of a prefill holds
+    `model.model` alone (model_executor/runner/prefill_cuda_graph_runner.py), and no hook runs when
+    it is replayed.
+    """
+
+    def __init__(self, model: Any, layer_ids: Sequence[int]) -> None:
+        """layer_ids: in ascending order, each in 0 .. number of layers - 1."""
         self._name = type(model).__name__
         self._features: list[Tensor] = []  # [n, d] each, of the pass in progress
-        layers[layer_ids[0]].register_forward_pre_hook(self._begin)
+        model.model.forward = self._over(model.model.forward)
         for layer_id in layer_ids:
-            layers[layer_id].register_forward_hook(self._keep, with_kwargs=True)
-        model.logits_processor.register_forward_pre_hook(self._hand_over, with_kwargs=True)
+            model.model.layers[layer_id].register_forward_hook(self._keep, with_kwargs=True)
+        model.logits_processor.register_forward_pre_hook(_split, with_kwargs=True)
 
-    def _begin(self, layer: nn.Module, inputs: tuple[Any, ...]) -> None:
-        self._features = []  # a pass without logits leaves its own
+    def _over(self, theirs: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(theirs)
+        def forward(*inputs: Any, **named: Any) -> tuple[Any, list[Tensor]]:
+            self._features = []
+            hidden = theirs(*inputs, **named)
+            return hidden, self._features
+
+        return forward
 
     def _keep(
         self, layer: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any], output: Any
@@ -129,14 +142,18 @@ class LayerFeatures:
         batch = next(each for each in given if isinstance(each, upstream.ForwardBatch))
         self._features.append(residual_stream(self._name, output, batch))
 
-    def _hand_over(
-        self, processor: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Set `aux_hidden_states`, the fifth argument of `LogitsProcessor.forward`."""
-        features, self._features = self._features, []
-        if len(inputs) > 4:
-            return (*inputs[:4], features or None, *inputs[5:]), named
-        return inputs, {**named, "aux_hidden_states": features or None}
+
+def _split(
+    processor: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Split the second argument of `LogitsProcessor.forward`; the features are the fifth."""
+    ids, output, *others = inputs
+    if not isinstance(output, tuple):
+        return inputs, named
+    hidden, features = output
+    if len(others) > 2:
+        return (ids, hidden, *others[:2], features, *others[3:]), named
+    return (ids, hidden, *others), {**named, "aux_hidden_states": features}
 
 
 def residual_stream(name: str, output: Any, batch: Any) -> Tensor:

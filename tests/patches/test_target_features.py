@@ -177,6 +177,18 @@ def test_a_processor_without_layers_is_left_as_it_is(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("one_rank")
+def test_a_replayed_prefill_returns_the_features_of_its_graph(tmp_path: Path) -> None:
+    """SGLang puts what a graph of `model.model` returned in the place of its forward."""
+    _, served = pair_of("Granite", tmp_path)
+    capture(served, [0, 1])
+    tokens = tokens_of(5, 0)
+    expected = features_of(served, tokens).hidden_states
+    returned = features_of(served.model.forward, tokens)
+    served.model.forward = lambda *_, **__: returned
+    assert torch.equal(features_of(served, tokens).hidden_states, expected)
+
+
+@pytest.mark.usefixtures("one_rank")
 def test_a_second_call_adds_nothing(tmp_path: Path) -> None:
     """SGLang sets attention up again in some starts."""
     _, served = pair_of("Granite", tmp_path)
