@@ -2,9 +2,11 @@
 
 import json
 import re
+import shutil
 from importlib.util import find_spec
 
 import pytest
+import transformers
 from typer.testing import CliRunner
 
 from sglang_dspark.cli.main import app
@@ -76,3 +78,37 @@ def test_layers_that_the_target_has_not_are_refused_before_data_is_made(config, 
     assert isinstance(ended.exception, DSparkError)
     assert "drafter.layers 4 is more than the target's 3" in str(ended.exception)
     assert [each.name for each in tmp_path.iterdir()] == ["c.yaml"]
+
+
+@pytest.mark.parametrize("name", ["Qwen2", "Gemma3"])
+def test_targets_of_other_kinds_are_trained_for(name, config, target_dir, tmp_path):
+    """Gemma 3's layers have norms that a draft's lack, so drafts begin with random weights."""
+    folder = tmp_path / "target"
+    shutil.copytree(target_dir, folder)
+    small = json.loads((target_dir / "config.json").read_text())
+    fields = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers")
+    fields += ("num_attention_heads", "num_key_value_heads", "tie_word_embeddings", "eos_token_id")
+    kind = getattr(transformers, f"{name}{'Text' if name == 'Gemma3' else ''}Config")
+    made = kind(**{key: small[key] for key in fields}, head_dim=8, pad_token_id=0, bos_token_id=1)
+    getattr(transformers, f"{name}ForCausalLM")(made).save_pretrained(folder)
+    cfg = config.model_copy(
+        update={
+            "run_dir": tmp_path / "run",
+            "data": config.data.model_copy(
+                update={"target": str(folder), "store": tmp_path / "store"}
+            ),
+            "schedule": config.schedule.model_copy(update={"steps": 2, "held_out_every": 4}),
+        }
+    )
+    (tmp_path / "c.yaml").write_text(cfg.model_dump_json())
+    command = ["train", "data", "--config", str(tmp_path / "c.yaml")]
+    assert CliRunner().invoke(app, command).exit_code == 0
+    command[1] = "drafter"
+    if name == "Gemma3":
+        refused = CliRunner().invoke(app, command)
+        assert "(post_feedforward_layernorm.weight): set drafter.init" in str(refused.exception)
+        command += ["--set", "drafter.init_from_target=false"]
+    trained = CliRunner().invoke(app, command)
+    assert trained.exit_code == 0, trained.output
+    target = TargetModel.load(folder)
+    load_drafter(tmp_path / "run" / "drafter", target.embed_weight, target.head_weight)

@@ -4,6 +4,7 @@ captured features.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,17 @@ from sglang_dspark.families.learning.upcycling import split_mlp
 from sglang_dspark.families.shape import BaseShape
 
 _SWIGLU = ("gate", "up", "down")
+_OF_A_LAYER = re.compile(r"model\.layers\.\d+\.(.+)")
+_COPIED = {
+    *(f"{norm}_layernorm.weight" for norm in ("input", "post_attention")),
+    *(f"self_attn.{kind}_proj.weight" for kind in "qkvo"),
+    *(f"mlp.{kind}_proj.weight" for kind in _SWIGLU),
+}
+_OPTIONAL = {  # Qwen3's norms of heads are copied, Qwen2's biases are not
+    *(f"self_attn.{kind}_norm.weight" for kind in "qk"),
+    *(f"self_attn.{kind}_proj.bias" for kind in "qkv"),
+    "self_attn.rotary_emb.inv_freq",
+}
 
 
 def backbone_fields(shape: BaseShape, mask_token_id: int, target: Any) -> dict[str, Any]:
@@ -53,10 +65,19 @@ def backbone_fields(shape: BaseShape, mask_token_id: int, target: Any) -> dict[s
 
 
 def target_weights(target_dir: Path) -> dict[str, Tensor]:
-    """All tensors of the target's checkpoint, by name."""
+    """All tensors of the target's checkpoint, by name.
+
+    Raises DSparkError where its layers are not of Llama's form.
+    """
     weights: dict[str, Tensor] = {}
     for file in sorted(target_dir.glob("*.safetensors")):
         weights.update(load_file(str(file)))
+    found = {match[1] for name in weights if (match := _OF_A_LAYER.fullmatch(name))}
+    if other := sorted(found - _COPIED - _OPTIONAL) or sorted(_COPIED - found):
+        raise DSparkError(
+            f"drafts cannot begin as the layers of {target_dir}, which are not of Llama's form "
+            f"({other[0]}): set drafter.init_from_target: false"
+        )
     return weights
 
 
