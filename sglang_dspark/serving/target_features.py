@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 FEATURE_HOOKS = ("set_dspark_layers_to_capture", "set_dflash_layers_to_capture")
 EAGLE3_HOOK = "set_eagle3_layers_to_capture"
 # Classes whose hook of EAGLE-3 returns a part of the stream (sgl-project/sglang#39286).
-INCOMPLETE = frozenset({"Gemma3ForCausalLM"})
+INCOMPLETE = frozenset({"Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"})
 
 # Classes whose layers return two tensors. Those of the first set leave the sum to the next norm;
 # those of the second have added, and return what the layer began with besides. To add one, compare
@@ -60,7 +60,8 @@ def returns_features(architecture: str) -> bool:
 
 def _reads(text: str, name: str) -> bool:
     """Return whether a model's source has a hook, or layers of a known form."""
-    if any(f"def {hook}" in text for hook in (*FEATURE_HOOKS, EAGLE3_HOOK)):
+    hooks = FEATURE_HOOKS if name in INCOMPLETE else (*FEATURE_HOOKS, EAGLE3_HOOK)
+    if any(f"def {hook}" in text for hook in hooks):
         return True
     known = not _PAIRS.search(text) or name in SUMMED | WHOLE
     return known and "self.layers" in text and "self.logits_processor" in text

@@ -300,6 +300,7 @@ def test_what_cannot_be_read_stops_the_server(
         ("MistralForCausalLM", True),  # inherits the hook
         ("Qwen2ForCausalLM", True),  # has EAGLE-3's
         ("Gemma3ForCausalLM", True),
+        ("Gemma3ForConditionalGeneration", False),  # its decoder is another class's
         ("Olmo2ForCausalLM", True),
         ("CohereForCausalLM", True),
         ("BaichuanForCausalLM", False),  # layers of two values that were not compared

@@ -34,7 +34,7 @@ drafter, device and features have been shown.
 | Granite, Gemma 3 (text) | served with random weights; [hooks](serving.md#your-own-target) | rehearsed (Granite) |
 | Cohere, Ernie 4.5, GLM-4, OLMo 2, StableLM, Starcoder 2 | untried; features equal Transformers' | untried |
 | other classes of SGLang that return features, or have `model.layers` | untried | untried |
-| Gemma 1 and 2, Baichuan, InternLM 2 and others whose layers return two values | refused by name: not compared | refused |
+| Gemma 1 and 2, Gemma 3 with images, Baichuan, InternLM 2 and others whose layers return two values | refused by name: not compared | refused |
 | latent attention (MLA) | refused | unscheduled |
 | recurrent state (Mamba, GDN) | refused | unscheduled |
 | DeepSeek-V4 with its own drafter | impossible: CUDA only | rehearsed ([in part](drafters.md)) |
