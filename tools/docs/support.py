@@ -31,10 +31,13 @@ drafter, device and features have been shown.
 | Llama, small with random weights | served | rehearsed |
 | Qwen3 | served with random weights | ran with the shapes of 4B and 0.6B |
 | Qwen2 | served with random weights | rehearsed |
-| Granite, Gemma 3 (text) | served with random weights; [hooks](serving.md#your-own-target) | rehearsed (Granite) |
-| Cohere, Ernie 4.5, GLM-4, OLMo 2, StableLM, Starcoder 2 | untried; features equal Transformers' | untried |
-| other classes of SGLang that return features, or have `model.layers` | untried | untried |
-| Gemma 1 and 2, Gemma 3 with images, Baichuan, InternLM 2 and others whose layers return two values | refused by name: not compared | refused |
+| Granite | served with random weights, by [hooks](serving.md#your-own-target) | rehearsed |
+| Gemma 3, text alone | served with random weights, by hooks | untried |
+| Cohere, Ernie 4.5, GLM-4, OLMo 2, StableLM | untried; features are Transformers' | untried |
+| Starcoder 2 | untried; features are Transformers' | untried |
+| other classes of SGLang with `model.layers` | untried | untried |
+| Gemma 1 and 2, Baichuan, others of two values a layer | refused by name: not compared | refused |
+| Gemma 3 with images | refused: SGLang's features are incomplete | refused |
 | latent attention (MLA) | refused | unscheduled |
 | recurrent state (Mamba, GDN) | refused | unscheduled |
 | DeepSeek-V4 with its own drafter | impossible: CUDA only | rehearsed ([in part](drafters.md)) |

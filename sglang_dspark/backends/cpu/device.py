@@ -42,7 +42,7 @@ class HostDevice:
         self._chain = chain_draft_of(worker)  # None: the drafter makes a block in one pass
         self._drafter = self._chain or Drafter(worker)
         self._plain_steps = supported(
-            "steps without drafts in short", lambda: plain_step.require_worker(worker)
+            "fast path of steps without drafts", lambda: plain_step.require_worker(worker)
         )
 
     def plain_step(self, batch: Any, publish: Callable[..., None] | None) -> Any | None:

@@ -172,14 +172,13 @@ def _is_plain(model: Any) -> bool:
     embedding = model.embed_tokens
     found = model.__dict__.get(_PLAIN)
     if found is None or found[0] is not embedding:
-        name = f"short draft pass of {type(model).__name__}"
+        name = f"fast draft pass of {type(model).__name__}"
         plain = supported(name, lambda: _require_plain(model))
         found = model.__dict__[_PLAIN] = (embedding, plain)
     return bool(found[1])
 
 
 def _require_plain(model: Any) -> None:
-
     require(upstream.envs.SGLANG_DSPARK_EMBED_IN_GRAPH.get(), "SGLANG_DSPARK_EMBED_IN_GRAPH is off")
     require(hasattr(model, "forward_embed"), "it embeds no tokens of its own")
     direct_forward.require_plain_embedding(model.embed_tokens)

@@ -93,7 +93,6 @@ def packed_forward(runner: Any, batch: Any, verify_input: Any, slots: Tensor) ->
 
 
 def _verify_input(worker: Any, batch: Any, rows: VerifyRows) -> Any:
-
     return upstream.DFlashVerifyInput(
         draft_token=rows.ids,
         positions=rows.positions,
@@ -126,7 +125,7 @@ def _is_plain(model: Any) -> bool:
     embedding = getattr(inner, "embed_tokens", None)
     found = model.__dict__.get(_PLAIN)
     if found is None or found[0] is not embedding or found[1] is not head:
-        name = f"short verify pass of {type(model).__name__}"
+        name = f"fast verify pass of {type(model).__name__}"
         plain = supported(name, lambda: direct_forward.require_plain_target(model))
         found = model.__dict__[_PLAIN] = (embedding, head, plain)
     return bool(found[2])

@@ -93,13 +93,12 @@ FEATURES = (
     ),
     Feature(
         "attention backends other than fa3, fa4, triton, trtllm_mha, trtllm_mla",
-        "this attention backend has no windows of unlike lengths; "
-        "--attention-backend triton and fa3 have",
+        "this attention backend has no ragged windows; --attention-backend triton and fa3 have",
         lambda start: verify_backend(start.args) not in RAGGED_BACKENDS,
     ),
     Feature(
         "trtllm_mha on Hopper and on consumer Blackwell",
-        "trtllm_mha is XQA on this GPU, which has no windows of unlike lengths; "
+        "trtllm_mha is XQA on this GPU, which has no ragged windows; "
         "--attention-backend fa3 and triton have",
         lambda start: verify_backend(start.args) == "trtllm_mha" and start.generation in _XQA,
     ),
@@ -111,7 +110,7 @@ FEATURES = (
     ),
     Feature(
         "decode context parallelism",
-        "SGLang has no windows of unlike lengths over a split cache (--dcp-size)",
+        "SGLang has no ragged windows over a split cache (--dcp-size)",
         lambda start: int(start.args.dcp_size) > 1,
     ),
     Feature(

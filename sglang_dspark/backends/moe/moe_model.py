@@ -103,7 +103,7 @@ class MoEDecoderLayer(nn.Module):
         return self.input_layernorm.weight.dtype
 
     def use_compiled(self) -> None:
-        """Take the short form for the weights that are there now, where it serves them."""
+        """Use the fast path for the present weights, where it supports them."""
         shared = self.mlp.shared_experts if isinstance(self.mlp, RankMoE) else None
         if isinstance(shared, CodedShared):
             on_cpu = self.input_layernorm.weight.is_cpu and self.dtype == torch.float32
@@ -147,7 +147,7 @@ class MoEDecoderLayer(nn.Module):
 
 @dataclass(frozen=True)
 class _CompiledLayer:
-    """A layer's shared experts and residual connections in the short form; None: the modules'."""
+    """A layer's shared experts and residual connections by the fast path; None: the modules'."""
 
     shared: expert_ops.CompiledShared | None = None
     attn_streams: expert_ops.CompiledStreams | None = None

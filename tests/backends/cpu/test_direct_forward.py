@@ -29,7 +29,7 @@ from tests.backends.cpu.test_layer_stack import one_rank, our_kernels
 
 __all__ = ["one_rank", "our_kernels"]
 pytestmark = pytest.mark.skipif(
-    csrc.why_not() is not None, reason="no fused multiply-add: the short form does not apply"
+    csrc.why_not() is not None, reason="no fused multiply-add: the fast path does not apply"
 )
 CASES = {
     "whole window": (Case((70,), (6,)), verify_pass),

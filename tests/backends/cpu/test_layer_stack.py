@@ -1,4 +1,4 @@
-"""The short form of target and draft layers against upstream's forward: over our operators the
+"""The fast path of target and draft layers against upstream's forward: over our operators the
 same bits, over torch's to rounding."""
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from tests.backends.cpu.attention_world import (
 )
 
 pytestmark = pytest.mark.skipif(
-    csrc.why_not() is not None, reason="no fused multiply-add: the short form does not apply"
+    csrc.why_not() is not None, reason="no fused multiply-add: the fast path does not apply"
 )
 Model = LlamaModel | Qwen2Model | Qwen3Model | DFlashDraftModel
 LAYERS = 3
@@ -201,7 +201,7 @@ def draft(one_rank: None) -> DFlashDraftModel:
 
 @pytest.fixture
 def our_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Upstream's layer over our operators, which is what a server without the short form runs."""
+    """Upstream's layer over our operators, which is what a server without the fast path runs."""
     monkeypatch.setattr(UnquantizedLinearMethod, "apply", LinearMethod.apply)
     monkeypatch.setattr(RMSNorm, "forward", fused_ops.rms_norm)
     monkeypatch.setattr(SiluAndMul, "forward", fused_ops.silu_and_mul)
@@ -210,7 +210,7 @@ def our_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @dataclass
 class Outcome:
-    """Outcome of a pass: final hidden states, captures, cache, passes in the short form."""
+    """Outcome of a pass: final hidden states, captures, cache, passes by the fast path."""
 
     hidden: Tensor
     captured: list[Tensor]
@@ -275,7 +275,7 @@ def assert_same(short: Outcome, upstream: Outcome) -> None:
 def same_both_ways(
     model: Model, case: Case, make_pass: Any, monkeypatch: pytest.MonkeyPatch
 ) -> Outcome:
-    """The short form's outcome, which is upstream's, of a model whose layers were changed."""
+    """The fast path's outcome, which is upstream's, of a model whose layers were changed."""
     vars(model).pop("dspark_layer_stack", None)
     short = outcome(model, case, make_pass, monkeypatch, short=True)
     upstream = outcome(model, case, make_pass, monkeypatch, short=False)
@@ -440,7 +440,7 @@ def test_an_update_of_another_model_changes_nothing(model: LlamaModel) -> None:
 
 
 def unfit(model: LlamaModel, case: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make layer 0 one that the short form does not serve."""
+    """Make layer 0 one that the fast path does not serve."""
     layer: Any = model.layers[0]
     attention = layer.self_attn
     if case == "bias":

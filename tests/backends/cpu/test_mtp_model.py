@@ -1,4 +1,4 @@
-"""The MTP draft's layers in the short form against upstream's forward: same numbers and cache."""
+"""The MTP draft's layers by the fast path against upstream's forward: same numbers and cache."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.backends.cpu.attention_world import Case, World, decode_pass, extend_
 from tests.backends.cpu.test_layer_stack import one_rank, our_kernels  # noqa: F401
 
 pytestmark = pytest.mark.skipif(
-    csrc.why_not() is not None, reason="no fused multiply-add: the short form does not apply"
+    csrc.why_not() is not None, reason="no fused multiply-add: the fast path does not apply"
 )
 WIDTH = 48
 CASES = {
