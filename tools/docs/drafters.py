@@ -53,8 +53,14 @@ ABLATIONS = {
         {
             "rank-64": "rank 64",
             "rank-256": "rank 256",
+            "layers-2": "2 layers",
+            "layers-4": "4 layers",
             "gamma-4": "gamma 4",
+            "gamma-7": "gamma 7",
             "gamma-8": "gamma 8",
+            "gamma-16": "gamma 16",
+            "no-head-gamma-16": "gamma 16, no sequential head",
+            "seed-1": "another seed",
         },
     ),
 }
