@@ -83,6 +83,7 @@ std::vector<float> layers(decltype(&NAMED(layers)) all, Matmul matmul, int64_t t
   const std::vector<float> w = numbers(qkv * d + d * heads * width + 3 * f * d, 1);
   const std::vector<float> norms = numbers(d, 2), cos_sin = numbers(cached * rotary, 3);
   const float *out = w.data() + qkv * d, *up = out + d * heads * width, *down = up + 2 * f * d;
+  const std::vector<float> bias = numbers(qkv, 6);
   std::vector<Layer> stack;
   std::vector<std::vector<float>> caches;
   for (int64_t window : {-1, 70, 0}) {
@@ -91,8 +92,9 @@ std::vector<float> layers(decltype(&NAMED(layers)) all, Matmul matmul, int64_t t
     const Norm norm = {norms.data(), 1e-5f}, head = {window < 0 ? nullptr : norms.data(), 1e-5f};
     const Attention attention = {heads, kv_heads, width, width, caches.end()[-2].data(),
                                  caches.back().data(), window, 0.2f, window != 0};
-    stack.push_back({{w.data(), threads}, {out, threads}, {up, threads}, {down, threads}, norm,
-                     norm, head, head, cos_sin.data(), rotary, attention});
+    stack.push_back({{w.data(), threads}, {out, threads}, {up, threads}, {down, threads},
+                     window < 0 ? bias.data() : nullptr, norm, norm, head, head, cos_sin.data(),
+                     rotary, attention});
   }
   std::vector<int32_t> table(2 * cached);
   for (size_t i = 0; i < table.size(); ++i) table[i] = i * 7 % slots;
