@@ -63,7 +63,10 @@ def capture_features(
     if not ours:
         return
     layer_ids = list(dflash_target_layer_ids or ())
-    if hasattr(model, EAGLE3_HOOK) and type(model).__name__ not in INCOMPLETE:
+    # Most classes capture the input of the next layer: what is behind the last one, hooks read.
+    last = len(getattr(getattr(model, "model", None), "layers", ())) - 1
+    complete = type(model).__name__ not in INCOMPLETE and last not in layer_ids
+    if hasattr(model, EAGLE3_HOOK) and complete:
         model.set_eagle3_layers_to_capture(layer_ids)
     else:
         _attach(model, layer_ids)

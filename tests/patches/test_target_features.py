@@ -33,6 +33,9 @@ LAYERS, VOCAB = 3, 64
 BY_HOOKS = ("Gemma3", "Granite", "Ernie4_5", "StableLm", "Cohere", "Olmo2", "Starcoder2")
 NAMED = {"Ernie4_5": "Ernie4_5_ForCausalLM"}  # SGLang's class, where it is named otherwise
 TIED = ("Gemma3", "Cohere")
+SCALES = {  # as published models have them, other than one
+    "Granite": {"embedding_multiplier": 3.0, "residual_multiplier": 0.3, "logits_scaling": 4.0}
+}
 
 
 def pair_of(name: str, folder: Path) -> tuple[Any, Any]:
@@ -42,7 +45,7 @@ def pair_of(name: str, folder: Path) -> tuple[Any, Any]:
         vocab_size=VOCAB, hidden_size=64, intermediate_size=96, num_hidden_layers=LAYERS,
         num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=128,
         pad_token_id=0, bos_token_id=1, eos_token_id=2, tie_word_embeddings=name in TIED,
-        **({} if name == "Qwen2" else {"head_dim": 16}),
+        **({} if name == "Qwen2" else {"head_dim": 16}), **SCALES.get(name, {}),
     )  # fmt: skip
     torch.manual_seed(0)
     theirs = getattr(transformers, f"{name}ForCausalLM")(config).float().eval()
@@ -135,6 +138,16 @@ def test_features_are_transformers_hidden_states(name: str, tmp_path: Path) -> N
         torch.testing.assert_close(
             found, streams_of(theirs, tokens, layer_ids), rtol=1e-4, atol=1e-4
         )
+
+
+@pytest.mark.usefixtures("one_rank")
+def test_the_last_layer_of_a_class_with_eagle3s_hook_is_read_by_hooks(tmp_path: Path) -> None:
+    """Its own loop would return one layer less, which ends the server at the first request."""
+    theirs, served = pair_of("Qwen2", tmp_path)
+    capture(served, [0, 2])
+    tokens = tokens_of(20, 0)
+    found = features_of(served, tokens).hidden_states
+    torch.testing.assert_close(found, streams_of(theirs, tokens, [0, 2]), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.usefixtures("one_rank")

@@ -2,9 +2,9 @@
 //
 // The arithmetic of LlamaDecoderLayer.forward (sglang/srt/models/llama.py) and
 // DFlashDecoderLayer.forward (models/dflash.py), which differ in the norms of query and key heads,
-// and Qwen2's, whose queries, keys and values have a bias: products by the address of a kernel of matmul.cpp between the operators of rows.cpp and
-// attention.cpp. Thirty layers times nine calls from Python cost as much as the arithmetic between
-// the products.
+// and Qwen2's, whose queries, keys and values have a bias: products by the address of a kernel of
+// matmul.cpp between the operators of rows.cpp and attention.cpp. Thirty layers times nine calls
+// from Python cost as much as the arithmetic between the products.
 
 #include "layers.h"
 
