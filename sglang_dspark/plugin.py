@@ -1,7 +1,7 @@
 """Entry point of the group `sglang.srt.plugins`: called by `load_plugins` in every process.
 
 SGLang (sglang/srt/plugins/__init__.py) calls `register`, then applies all hooks, and logs
-whatever fails. So this module imports nothing that can fail at its top, `register` ends the
+failures. So this module imports nothing that can fail at its top, `register` ends the
 process itself, and the proof that each hook took runs right after `HookRegistry.apply_hooks`.
 """
 

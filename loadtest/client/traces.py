@@ -83,7 +83,7 @@ def read_trace(
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise DSparkError(f"cannot read the trace {path}: {fault(error)}") from None
     if not rows:
-        raise DSparkError(f"the trace {path} holds no request to send ({left_out} left out)")
+        raise DSparkError(f"the trace {path} holds no request to send ({left_out} skipped)")
     start = rows[0].at
     return RecordedLoad(path, tuple(replace(row, at=row.at - start) for row in rows), left_out)
 
@@ -139,7 +139,7 @@ def _text(row: Mapping[str, str | None], name: str) -> str:
 
 def _milliseconds(value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise TypeError(f"timestamp is {brief(repr(value), 40)}, no number")
+        raise TypeError(f"timestamp is {brief(repr(value), 40)}, not a number")
     return _seconds(value / 1000)
 
 

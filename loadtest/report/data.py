@@ -205,7 +205,7 @@ def model_of(run: Run) -> LoadModel:
         workloads=accepted.workloads,
         acceptance_from=accepted.source,
         spread=ASSUMED_SPREAD,
-        spread_from="assumed, as nothing in the run tells it",
+        spread_from="assumed: the run did not record it",
         scale=scale,
         speed_scale=speed_scale,
     )

@@ -235,9 +235,9 @@ def _concurrency(run: Run) -> Drawn:
     _legend(figure, panels[0])
     caption = (
         "Left: total throughput against the number of users; an arm below the grey curve (plain "
-        "decoding) is a tax at that load. Right: mean verify length, the drafts that the target "
+        "decoding) is slower at that load. Right: mean verify length, the drafts that the target "
         "checks in a step for each request. Fixed arms verify the same at any load; a scheduled "
-        "arm should verify less as users are added and a pass gets dearer."
+        "arm should verify less as users are added and a pass gets slower."
     )
     return Drawn("concurrency", "Throughput and verify length under load", caption, figure)
 
@@ -263,7 +263,7 @@ def _open_loop(run: Run) -> Drawn | None:
     panels[1].set_ylabel("time to first token, p95, s")
     _legend(figure, panels[0])
     caption = (
-        "Requests arrive at their own times, whatever the server does. Left: speed each user sees "
+        "Requests arrive at set times and do not wait for answers. Left: speed each user sees "
         "(higher is better). Right: waiting for the first token, counted from the scheduled "
         "arrival (lower is better); where a curve bends up the arm no longer keeps pace."
     )

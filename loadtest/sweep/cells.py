@@ -167,7 +167,7 @@ class Sweep:
         except DSparkError as error:
             if on_death == "stop":
                 raise
-            self._observer.troubled(planned.arm, f"{planned.name} is left out: {error}")
+            self._observer.troubled(planned.arm, f"{planned.name} is skipped: {error}")
 
     def _measure_one(self, planned: PlannedCell, on_death: OnDeath) -> None:
         for attempt in range(self._work.config.retries + 1):

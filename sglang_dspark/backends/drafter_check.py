@@ -225,7 +225,7 @@ def _check_moe(path: Path, args: Any) -> None:
         )
     if drafter.window is not None and args.enable_unified_memory:
         raise DSparkError(
-            f"drafter {path} has a window, which is not read from a unified memory pool; leave out "
+            f"drafter {path} has a window, which is not read from a unified memory pool; remove "
             "--enable-unified-memory"
         )
 

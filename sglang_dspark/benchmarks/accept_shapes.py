@@ -50,8 +50,8 @@ def step(
     temperatures = 0.5 + torch.rand(requests, generator=generator)
     draft_temperatures = 0.5 + torch.rand(requests, generator=generator)
     dense = turn % 5 != 4
-    law = (near.to(kind).float() / draft_temperatures[:, None, None]).softmax(-1)
-    drawn = torch.multinomial(law.view(-1, vocab), 1, generator=generator).view(requests, gamma)
+    weights = (near.to(kind).float() / draft_temperatures[:, None, None]).softmax(-1)
+    drawn = torch.multinomial(weights.view(-1, vocab), 1, generator=generator).view(requests, gamma)
     lengths = torch.randint(0, gamma + 1, (requests,), generator=generator).int()
     behind = torch.arange(gamma + 1) > lengths[:, None]
     logits[behind] = torch.nan

@@ -46,7 +46,7 @@ def case(
     turn: int,
     device: str = "cpu",
 ) -> Written:
-    """One launch. turn chooses types, rotation, scales, strides, and rows that are nobody's."""
+    """Draw one launch. turn chooses types, rotation, scales, strides, and rows of no request."""
     heads, size, rotary = sizes
     written = _layers(generator, rows + 5, layers, (heads, size), turn, device)
     width = layers * 2 * heads * size
@@ -106,8 +106,9 @@ def copied(given: Written) -> Written:
 
 
 def difference(found: Written, expected: Written) -> float:
-    """The largest difference of any cached number, in units in the last place of the cache's type,
-    but no less than 1e-6 of the row's norm; infinite where only one is no number."""
+    """Return the largest difference of cached numbers, in units in the last place of their type.
+
+    A unit is at least 1e-6 of the row's norm. Infinite where only one is NaN."""
     worst = 0.0
     for name in ("keys", "values"):
         pairs = zip(getattr(found.layers, name), getattr(expected.layers, name), strict=True)

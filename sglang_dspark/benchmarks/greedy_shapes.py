@@ -69,7 +69,7 @@ def step(
 
 
 def outputs(requests: int, width: int, device: str = "cpu") -> Emitted:
-    """What a launch writes to, filled with what it may not leave."""
+    """Allocate what a launch writes, filled with values that it has to overwrite."""
 
     def fill(dtype: torch.dtype, *shape: int) -> Tensor:
         return torch.full(shape, -7, dtype=dtype, device=device)

@@ -43,7 +43,7 @@ LAYERS = (
 
 @dataclass(frozen=True)
 class Ceilings:
-    """What a machine does at most, measured or nominal: bytes and operations a second."""
+    """The most that a machine does, measured or nominal: bytes and operations a second."""
 
     source: str
     bandwidth: float
@@ -56,7 +56,7 @@ NOMINAL_H100 = Ceilings("nominal H100 SXM, data sheet", 3.35e12, 989e12, 1979e12
 
 @dataclass(frozen=True)
 class Work:
-    """What one layer must do for some tokens: experts touched, bytes moved, operations."""
+    """The work of one layer for some tokens: experts read, bytes moved, operations."""
 
     active: int
     traffic: float
@@ -75,7 +75,7 @@ class Work:
 
 
 def routing(layer: Layer, tokens: int, kind: str, seed: int = 0) -> Tensor:
-    """ids [T, top_k] int64, a token's choices distinct. skewed: popularity falls as 1 / rank."""
+    """Draw ids [T, top_k] int64, distinct for a token. skewed: popularity decreases as 1 / rank."""
     generator = torch.Generator().manual_seed(seed)
     popularity = torch.ones(layer.experts)
     if kind == "skewed":

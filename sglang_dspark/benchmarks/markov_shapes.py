@@ -163,7 +163,7 @@ class Outcome:
 
 
 def compared(given: Batch, found: Drafts) -> Outcome:
-    """What is wrong with the drafts of a batch, whose logits are kept in it."""
+    """Compare the drafts of a batch, which holds their logits, with torch's."""
     blocks = given.blocks
     expected = markov_torch(blocks, found.tokens)
     columns = found.tokens
@@ -196,7 +196,7 @@ def compared(given: Batch, found: Drafts) -> Outcome:
 
 
 def _room(given: Batch, expected: Reference) -> Tensor:
-    """How far logits may be from the reference's [R, gamma, n]: two steps of the coarser type."""
+    """Return the tolerance of logits [R, gamma, n]: two steps of the coarser type."""
     blocks, size = given.blocks, expected.logits.double().abs()
     if given.exact:
         return torch.zeros_like(size)

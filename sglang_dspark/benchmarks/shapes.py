@@ -38,15 +38,17 @@ def batches(device: str, seed: int = 0) -> Iterator[Batch]:
 def batch(
     generator: np.random.Generator, requests: int, gamma: int, turn: int, device: str = "cpu"
 ) -> Batch:
-    """One batch. turn chooses: few values (many ties, zeros and ones) or values close together,
-    weights, bounds, what is no number, the type, rows with a stride."""
+    """Draw one batch.
+
+    turn chooses: few values (many ties, zeros and ones) or values close together, weights, bounds,
+    NaN, the type, rows with a stride."""
     shape = (requests, gamma)
     slopes, shifts = generator.uniform(0.1, 10.0, shape), generator.normal(0, 2, shape)
     logits = torch.from_numpy(generator.normal(0, 4, shape)).to(TYPES[turn % 5 % 3])
     if turn & 1:
         slopes, shifts = np.full(shape, 10.0), np.zeros(shape)
         logits = torch.round(logits / 4) * 4
-    if turn % 7 == 5:  # survivals that float32 can hardly tell apart
+    if turn % 7 == 5:  # survivals one unit in the last place apart
         close = 1 + 2.0**-23 * generator.integers(0, 8, shape)
         logits, slopes, shifts = torch.from_numpy(close).float(), np.ones(shape), np.zeros(shape)
     if turn % 7 == 3:

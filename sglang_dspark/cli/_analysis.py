@@ -107,7 +107,7 @@ def with_confidence(session: Session) -> dict[str, Trace]:
         if trace.has_confidence():
             usable[label] = trace
         else:
-            session.console.print(f"{label} tells no confidence: left out", style="yellow")
+            session.console.print(f"{label} has no confidence: skipped", style="yellow")
     if not usable:
         raise DSparkError("no drafter with a confidence to show: name one that has a head for it")
     return usable

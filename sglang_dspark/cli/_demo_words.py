@@ -72,14 +72,14 @@ class Crowd:
     def said(self) -> str:
         """Such as "at 4 users level with plain (0.99x, within noise), as the scheduler ...".
 
-        Where it hardly drafted, that is why it is not faster; a slower one gets no such excuse.
+        Names few drafts as the reason where the arm is level, but not where it is slower.
         """
         line = f"at {self.users} users {self.plain.said('plain')}"
         if self.verified is None or self.verified >= SELDOM or self.plain.word == "faster":
             return line
         if self.plain.word == "level":
             return f"{line}, as the scheduler found drafting not worth it"
-        return f"{line}, though the scheduler hardly drafted"
+        return f"{line}, though the scheduler drafted little"
 
 
 def forecast(prompts: int, tokens: int, build_mb: int, sweep: tuple[str, float] | None) -> str:

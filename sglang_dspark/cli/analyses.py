@@ -278,7 +278,7 @@ def limits(
     options: WorkloadOptions,
     json_file: JsonOption = None,
 ) -> None:
-    """What ends drafts: tokens outside the vocabulary; and drafters at the same anchors, greedy."""
+    """Show what ends drafts: tokens outside the vocabulary; and drafters at equal anchors."""
     from sglang_dspark.evaluation.analyses.limits import compute
 
     session = open_session(drafter, options)

@@ -323,7 +323,7 @@ def _labels(case: _Case) -> Observations:
 
     fit, held = case.fit, case.held
     if not fit.has_confidence():
-        raise DSparkError(f"{fit.drafter.name} tells no confidence: nothing to calibrate")
+        raise DSparkError(f"{fit.drafter.name} has no confidence to calibrate")
     data = observations(fit.generations, fit.gamma)
     if len(data.logits) < MINIMUM_LABELS or not held.prompts:
         raise DSparkError(

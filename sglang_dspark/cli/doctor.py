@@ -87,7 +87,7 @@ def _report_launch(line: str, everything: bool, as_json: bool) -> int:
 
 @contextlib.contextmanager
 def _without_chatter(*, shown: bool) -> Iterator[None]:
-    """What the imports print is kept off stdout, and told on stderr only where all is shown."""
+    """Keep the output of imports off stdout; print it on stderr only where all is shown."""
     stderr = sys.stderr if shown else io.StringIO()
     with contextlib.redirect_stdout(stderr), contextlib.redirect_stderr(stderr):
         yield

@@ -47,7 +47,7 @@ class Prepared:
 
 
 class OnDeath(StrEnum):
-    """What to do when a server dies within a cell."""
+    """The reaction to a server that dies within a cell."""
 
     stop = "stop"
     go_on = "continue"

@@ -197,7 +197,7 @@ def parse_yaml(text: str) -> Any:
 def number(value: object, low: float, high: float) -> float:
     """`value` as a float. ValueError unless it is a number in [low, high] (no boolean, no NaN)."""
     if not isinstance(value, int | float) or isinstance(value, bool) or not low <= value <= high:
-        raise ValueError(f"{brief(repr(value), 40)} is no number from {low:g} to {high:g}")
+        raise ValueError(f"{brief(repr(value), 40)} is not a number from {low:g} to {high:g}")
     return float(value)
 
 
@@ -241,7 +241,7 @@ def _float(digits: str) -> float:
 
 
 def _no_number(name: str) -> float:
-    raise ValueError(f"{name} is no number")
+    raise ValueError(f"{name} is not a number")
 
 
 def _require_depth(value: object) -> None:

@@ -48,8 +48,9 @@ def reading_config(path: Path | str, kind: str = "DSpark") -> Iterator[None]:
 
 
 def require_declared(config: Declared) -> None:
-    """DSparkError unless each field of a drafter's configuration has the type that is declared for
-    it, and no number is beyond what a drafter can have."""
+    """Require that fields of a drafter's configuration have their declared types and ranges.
+
+    Raises DSparkError otherwise."""
     for field in fields(config):
         value = getattr(config, field.name)
         try:

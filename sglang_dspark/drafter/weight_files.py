@@ -243,9 +243,7 @@ def require_finite(path: Path, names: Iterable[str], stored: Stored) -> None:
 
 def not_finite(path: Any, name: str) -> DSparkError:
     """The error of a weight with NaN or infinite values."""
-    return DSparkError(
-        f"drafter {path}: the weight {name} holds values that are no finite numbers; {_AGAIN}"
-    )
+    return DSparkError(f"drafter {path}: the weight {name} holds NaN or infinite values; {_AGAIN}")
 
 
 def is_finite(weight: Tensor) -> bool:

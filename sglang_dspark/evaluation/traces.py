@@ -211,9 +211,9 @@ def _prompt(raw: Mapping[str, Any]) -> TracedPrompt:
 
 
 def _confidences(values: Sequence[Any]) -> tuple[float, ...]:
-    """Numbers, or NaN, which a drafter may have said."""
+    """Check confidences: numbers, or NaN, which a drafter may compute."""
     if not all(type(value) in (int, float) for value in values):
-        raise ValueError(f"confidences {brief(repr(values), 40)} are no numbers")
+        raise ValueError(f"confidences {brief(repr(values), 40)} are not numbers")
     return tuple(float(value) for value in values)
 
 

@@ -2,8 +2,8 @@
 
 The industry publishes throughput at a given acceptance. Here the file names a shape and how often a
 draft is right; target and drafters are made by `simulated.py` and kept in the user's cache. Every
-pass costs what the real model's would. No text means anything, and no acceptance was measured: what
-comes of it says "simulated acceptance".
+pass costs what the real model's would. The text is meaningless, and acceptance is not measured:
+results say "simulated acceptance".
 """
 
 from __future__ import annotations

@@ -31,8 +31,8 @@ class Fallback(Enum):
         "plainly, and drafting is tried again seldom",
     )
     NO_CONFIDENCE = (
-        "confidence no number",
-        "confidences of a step were NaN or infinite: those drafts count as hopeless",
+        "confidence not finite",
+        "confidences of a step were NaN or infinite: those drafts count as certain to be rejected",
     )
     NO_TIME = (
         "step time impossible",
@@ -54,9 +54,9 @@ class Fallback(Enum):
     )
     TIMES_REFUSED = (
         "step times refused",
-        "a start whose kept step times are of elsewhere, or broken: they are measured again",
+        "a start whose cached step times are of something else, or broken: they are measured again",
     )
-    TIMES_NOT_KEPT = (
-        "step times not kept",
+    TIMES_NOT_SAVED = (
+        "step times not saved",
         "a start that cannot write its step times: the next start measures them again",
     )

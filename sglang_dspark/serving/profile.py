@@ -120,7 +120,7 @@ def _measured(
         save(table, path)
     except DSparkError as error:
         log(str(error))
-        return Profiled(table, f"measured in {spent:.1f} s", (*wrong, Fallback.TIMES_NOT_KEPT))
+        return Profiled(table, f"measured in {spent:.1f} s", (*wrong, Fallback.TIMES_NOT_SAVED))
     return Profiled(table, f"measured in {spent:.1f} s, kept in {path}", wrong)
 
 

@@ -77,7 +77,7 @@ def refuse_broken(worker: Any) -> None:
     if found is not None:
         path = worker.draft_model_runner.model_config.model_path
         startup.stop(
-            f"drafter {path}: the weight {found} holds values that are no finite numbers; export "
+            f"drafter {path}: the weight {found} holds NaN or infinite values; export "
             "or fetch the drafter again, or with --dtype float16 try --dtype float32"
         )
 

@@ -127,7 +127,7 @@ def open_calibrated(drafter: Path, target: TargetModel) -> DSparkDrafter:
     """
     module = open_drafter(drafter, target)
     if not isinstance(module, DSparkDrafter):
-        raise DSparkError(f"{drafter} is no DSpark drafter: it tells no confidence to calibrate")
+        raise DSparkError(f"{drafter} is no DSpark drafter: it has no confidence to calibrate")
     # A target with half products has its LM head in bfloat16; the drafter's products are float32.
     module.attach(target.embed_weight.float(), target.head_weight.float())
     return module

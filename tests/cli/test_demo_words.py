@@ -60,7 +60,7 @@ def test_faster_level_and_slower(versus: Versus, said: str) -> None:
         ),
         (0.98, 2.0, "at 4 users level with plain (0.98x, within noise)"),
         (0.98, None, "at 4 users level with plain (0.98x, within noise)"),
-        (0.8, 0.1, "at 4 users slower than plain (0.80x), though the scheduler hardly drafted"),
+        (0.8, 0.1, "at 4 users slower than plain (0.80x), though the scheduler drafted little"),
         (0.8, 2.0, "at 4 users slower than plain (0.80x)"),
     ],
 )

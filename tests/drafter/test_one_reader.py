@@ -115,7 +115,7 @@ def test_every_reader_has_the_same_verdict(variant: Variant, tmp_path: Path) -> 
         ),
         (
             lambda found: found | {"norm.weight": NAN},
-            "the weight norm.weight holds values that are no finite",
+            "the weight norm.weight holds NaN or infinite values",
         ),
         (lambda found: {f"module.{k}": v for k, v in found.items()}, ""),
     ],
@@ -149,7 +149,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     [
         (
             "nan in confidence_head.proj.bias",
-            "confidence_head.proj.bias holds values that are no finite",
+            "confidence_head.proj.bias holds NaN or infinite values",
         ),
         ("no rope_theta", "rope_theta is missing"),
     ],

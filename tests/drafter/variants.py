@@ -313,13 +313,13 @@ def _values() -> Iterator[Variant]:
         "norm.weight",
     ):
         for value in (float("nan"), float("inf"), float("-inf")):
-            says = f"the weight {name} holds values that are no finite numbers"
+            says = f"the weight {name} holds NaN or infinite values"
             yield Variant(f"{value} in {name}", put(name, value), REFUSED, says)
     for dtype in (torch.float16, torch.bfloat16, torch.float64):
         whole = tensors(lambda found, t=dtype: {k: v.to(t) for k, v in found.items()})
         yield Variant(f"stored as {dtype}", whole, TAKEN)
     beyond = tensors(lambda found: {k: v.double() * 1e300 for k, v in found.items()})
-    yield Variant("beyond float32", beyond, REFUSED, "holds values that are no finite numbers")
+    yield Variant("beyond float32", beyond, REFUSED, "holds NaN or infinite values")
     name = "layers.0.self_attn.q_proj.weight"
     for dtype in (torch.int8, torch.uint8, torch.int64, torch.float8_e4m3fn, torch.bool):
         codes = tensors(lambda found, n=name, t=dtype: found | {n: found[n].to(t)})

@@ -129,7 +129,7 @@ def test_files_that_are_not_of_here_are_refused() -> None:
         {**document, "more": 1},
         {**document, "timings": [{"tokens": 1, "backend": "torch", "us": -1}]},
         {**document, "timings": [{"tokens": 1, "backend": "torch", "us": 1e308}]},
-        {**document, "timings": [{"tokens": 1, "backend": "nobody's", "us": 1.0}]},
+        {**document, "timings": [{"tokens": 1, "backend": "unknown", "us": 1.0}]},
     ):
         path.write_text(json.dumps(wrong))
         with pytest.raises(DSparkError, match="no table of expert times"):

@@ -112,7 +112,7 @@ BAD = {
         "the folder of step times cannot be written",
         unwritable,
         "they are measured, and again at the next start",
-        Fallback.TIMES_NOT_KEPT,
+        Fallback.TIMES_NOT_SAVED,
         "cannot write step times to",
     ),
     "foreign sts.json": BadStart(
@@ -175,7 +175,7 @@ REFUSED: dict[str, tuple[str, Breakage, str]] = {
     "NaN": (
         "a drafter with a weight that is NaN",
         not_a_number,
-        "markov_head.markov_w2.weight holds values that are no finite numbers",
+        "markov_head.markov_w2.weight holds NaN or infinite values",
     ),
     "head": (
         "a drafter that lacks its confidence head's weights",

@@ -149,7 +149,7 @@ MESSAGES: list[Any] = [
     [{"role": "tool", "content": "x", "tool_call_id": "1"}],
     [{"role": "assistant", "content": None, "tool_calls": [
         {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{"}}]}],
-    [{"role": "nobody", "content": "x"}],
+    [{"role": "unknown", "content": "x"}],
     [{"role": "user"}],
     [],
 ]  # fmt: skip

@@ -165,8 +165,8 @@ def test_a_drafter_that_is_not_there(tiny: TinyPair, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_drafter_that_the_hub_does_not_give(tiny: TinyPair) -> None:
-    ended = launch(tiny, Path("nobody/no-such-drafter"), HF_HUB_OFFLINE="1")
-    refused(ended, "nobody/no-such-drafter is no directory here", "cannot be fetched from the Hub")
+    ended = launch(tiny, Path("nowhere/no-such-drafter"), HF_HUB_OFFLINE="1")
+    refused(ended, "nowhere/no-such-drafter is no directory here", "cannot be fetched from the Hub")
 
 
 def test_a_port_in_use(tiny: TinyPair) -> None:

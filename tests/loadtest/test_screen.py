@@ -156,7 +156,7 @@ def test_a_near_tie_alone_explains(
     told.logprobs, told.top = {6: theirs, 999: ours}, top
     plain = exchanged(answers(plan), 0, 7, ids=(4, 5, 6, 7))
     found = compare(plan, plain, exchanged(plain, 0, 7, ids=(4, 5, 999, 7)))
-    (one,) = asyncio.run(explain("http://nobody", plan, plain, found, NEAR_TIE))
+    (one,) = asyncio.run(explain("http://nowhere", plan, plain, found, NEAR_TIE))
     assert told.asked[0]["input_ids"] == [50, 51, 4, 5]  # the prompt and what both have said
     assert one.gap == pytest.approx(theirs - ours)
     assert one.explained is explained
@@ -165,7 +165,7 @@ def test_a_near_tie_alone_explains(
 def test_an_answer_that_ends_early_is_never_explained(plan: Plan, told: LogprobServer) -> None:
     plain = exchanged(answers(plan), 0, 7, ids=(4, 5, 6, 7))
     found = compare(plan, plain, exchanged(plain, 0, 7, ids=(4, 5)))
-    assert asyncio.run(explain("http://nobody", plan, plain, found, NEAR_TIE)) == found
+    assert asyncio.run(explain("http://nowhere", plan, plain, found, NEAR_TIE)) == found
     assert told.asked == []
 
 

@@ -275,7 +275,7 @@ def test_a_server_that_hangs_is_started_anew(folder: Path) -> None:
     status, out = ended(start(folder, "--on-death", "continue"))
     assert status == 0, out
     assert out.count("once more with a new server") == 1 + 2  # hanging's second cell, never's two
-    assert out.count("is left out: the server at") == 2
+    assert out.count("is skipped: the server at") == 2
     cells = run_dir.read_cells(folder / "run")
     assert sorted(cell.arm for cell in cells) == ["hanging"] * 2 + ["slow"] * 2
     assert [cell.void for cell in cells if lost(cell)] == []

@@ -98,7 +98,7 @@ WRONG = [
     ("burstgpt", HEAD + "1,x,2.5,3,5,y\n", ":2: .*2.5"),
     ("burstgpt", HEAD + "1,x,0,3,3,y\n", ":2: 0 is no integer from 1"),
     ("burstgpt", HEAD + "1,x\n", ":2: no value under Re"),
-    ("burstgpt", HEAD + "1,x,2,0,2,y\n", r"holds no request to send \(1 left out\)"),
+    ("burstgpt", HEAD + "1,x,2,0,2,y\n", r"holds no request to send \(1 skipped\)"),
     ("burstgpt", "", ":1: no column"),
 ]
 

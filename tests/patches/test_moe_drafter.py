@@ -64,7 +64,7 @@ def test_on_a_gpu_it_is_scheduled(drafter: Path, monkeypatch: pytest.MonkeyPatch
         ({"tp_size": 3}, "3 does not divide its 4 query"),
         ({"tp_size": 4, "ep_size": 3}, "--ep-size 3 does not divide --tp-size 4"),
         ({"device": "npu"}, "on CPUs and on NVIDIA GPUs, not on npu; use a dense drafter"),
-        ({"enable_unified_memory": True}, "has a window, .*; leave out --enable-unified-memory"),
+        ({"enable_unified_memory": True}, "has a window, .*; remove --enable-unified-memory"),
     ],
 )
 def test_what_is_not_served_is_refused(drafter: Path, change: dict, message: str) -> None:

@@ -310,10 +310,10 @@ def test_mistakes_are_named() -> None:
         replace(TABLE, draft_seconds=((0.0,), (0.0,)))
     with pytest.raises(ValueError, match="drafts of 2 for gamma 3"):
         replace(TABLE, key=replace(KEY, gamma=3))
-    with pytest.raises(ValueError, match="no number from 0"):
+    with pytest.raises(ValueError, match="not a number from 0"):
         replace(TABLE, per_request=-1.0)
     for impossible in (0.0, 1e-9, 3601.0, 1e308):  # of a pass
-        with pytest.raises(ValueError, match="no number from 1e-07 to 3600"):
+        with pytest.raises(ValueError, match="not a number from 1e-07 to 3600"):
             replace(TABLE, seconds=(*TABLE.seconds[:-1], impossible))
     replace(TABLE, seconds=(*TABLE.seconds[:-1], 3600.0))
 
@@ -331,5 +331,5 @@ def test_mistakes_are_named() -> None:
 )
 def test_seconds_that_no_machine_takes_are_refused(change: dict[str, Any]) -> None:
     """A step of negative length would end the server at its first logarithm."""
-    with pytest.raises(ValueError, match="is no number from"):
+    with pytest.raises(ValueError, match="is not a number from"):
         replace(TABLE, **change)

@@ -223,7 +223,7 @@ def test_a_user_without_a_home(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ('{"a": NaN}', "NaN is no number"),
+        ('{"a": NaN}', "NaN is not a number"),
         ('{"a": -1e999}', "-1e999 is too large a number"),
         (f'{{"a": {"9" * 400}}}', "an integer of 400 digits"),
         ('{"a": 1, "b": 2, "a": 3}', "the field a stands twice"),

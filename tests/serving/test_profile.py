@@ -224,7 +224,7 @@ def test_a_cache_that_cannot_be_written_does_no_harm(cache: Path) -> None:
     found = profile.table_for(KEY, Machine(), 5.0, told.append)
     assert found.table.knots[0] == 1
     assert any("cannot write" in line for line in told)
-    assert found.fallbacks == (Fallback.TIMES_NOT_KEPT,)
+    assert found.fallbacks == (Fallback.TIMES_NOT_SAVED,)
 
 
 def test_a_hurried_table_is_not_kept(cache: Path) -> None:

@@ -77,9 +77,7 @@ def compute(
     curves = {}
     for label, trace in traces.items():
         if not trace.has_confidence():
-            raise DSparkError(
-                f"{label}: the drafter tells no confidence, so nothing can be shown of it"
-            )
+            raise DSparkError(f"{label}: the drafter has no confidence to show")
         data = observations(trace.generations, trace.gamma)
         if (data.verified < trace.gamma).any():
             raise DSparkError(f"{label}: the trace has shortened verify windows; record it in full")

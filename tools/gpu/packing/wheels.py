@@ -156,4 +156,4 @@ def _download(pins: Sequence[Pin], folder: Path, python: str) -> None:
     if done.returncode:
         said = [line for line in done.stderr.splitlines() if line.startswith("ERROR")]
         reason = (said or done.stderr.splitlines() or ["pip said nothing"])[0]
-        raise DSparkError(f"the wheels cannot be fetched ({reason}); mend it and pack again")
+        raise DSparkError(f"the wheels cannot be fetched ({reason}); fix this and pack again")
