@@ -1,4 +1,4 @@
-"""`python -m tests.faults`: every fault on live servers, and the record of what became of each.
+"""`python -m tests.faults`: inject every fault into live servers and record the results.
 
 The table in docs/faults.md is written from that record (`make docs-reference`). Options behind `--`
 go to pytest. With `-k test_steps`, say, only those are run, and only their lines of the record are
@@ -26,14 +26,14 @@ RESULTS = ROOT / "results" / "faults_cpu.json"
 
 
 class Recorder:
-    """A plugin of pytest that keeps what tests noted, in their order."""
+    """A pytest plugin that keeps the outcomes that tests noted, in order."""
 
     def __init__(self) -> None:
         self.outcomes: list[dict[str, Any]] = []
         self.ran: set[str] = set()
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Keep what a test noted that has passed."""
+        """Keep the outcomes of a test that passed."""
         test = report.nodeid.removeprefix("tests/faults/")
         self.ran.add(test)
         if report.when == "call" and report.passed:
@@ -43,7 +43,7 @@ class Recorder:
 
 
 def document(outcomes: list[dict[str, Any]]) -> dict[str, Any]:
-    """The result file."""
+    """Return the result file."""
     return {
         "name": "faults",
         "command": "python -m tests.faults",
@@ -65,7 +65,7 @@ def kept(path: Path) -> list[dict[str, Any]]:
 def joined(
     earlier: list[dict[str, Any]], found: list[dict[str, Any]], ran: Set[str]
 ) -> list[dict[str, Any]]:
-    """Both, in the order of their tests' files; what ran now has no line of before."""
+    """Join both in the order of the test files; tests that ran now lose their earlier lines."""
     both = [each for each in earlier if each["test"] not in ran] + found
     return sorted(both, key=lambda each: each["test"].partition("::")[0])
 
@@ -76,7 +76,7 @@ def main(
 ) -> None:
     """Run all tests of faults, slow ones too, and write a line of each that passes.
 
-    Ends with pytest's status: one that fails has no line, and none of before.
+    Ends with pytest's status. A test that fails has no line, nor an earlier one.
     """
     recorder = Recorder()
     try:

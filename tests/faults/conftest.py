@@ -1,4 +1,4 @@
-"""The tiny pair that attends, plain and with faults at hand; the record of what became of each."""
+"""The tiny pair that attends, plain and with faults at hand; the record of their results."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerPool]:
 
 @pytest.fixture(scope="session")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> tiny_models.TinyPair:
-    """A token depends on all before it; the drafter is right two times of three, and knows when."""
+    """Each token depends on all before it; two of three drafts are right, with matching confidence."""
     return tiny_models.build_attending(tmp_path_factory.mktemp("attending"))
 
 
@@ -73,12 +73,12 @@ def start_live(
 
 @pytest.fixture(scope="session")
 def live(pool: ServerPool, pair: tiny_models.TinyPair, expected: list[list[int]]) -> Iterator[Live]:
-    """The server that most faults befall, one after another."""
+    """The server that gets most faults, one after another."""
     yield start_live(pool, "live", pair, expected)
     pool.stop("live")
 
 
 @pytest.fixture
 def note(record_property: Callable[[str, object], None]) -> Note:
-    """Keep what became of a fault; `python -m tests.faults` publishes it."""
+    """Record the result of a fault; `python -m tests.faults` publishes it."""
     return lambda outcome: record_property("outcome", outcome.text())

@@ -1,4 +1,4 @@
-"""Two tensor-parallel ranks of which one does something else: the server ends, and says why."""
+"""Make one of two tensor-parallel ranks diverge: the server ends and logs the reason."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.server, pytest.mark.slow, pytest.mark.xdist_group("fau
 
 
 class Split(NamedTuple):
-    """A fault of one rank alone. lines: of the log; named: as the table has it."""
+    """A fault of one rank alone. lines: of the log; named: as in the table."""
 
     fault: str
     text: str
@@ -32,7 +32,7 @@ class Split(NamedTuple):
 SPLITS = (
     Split(
         "rank-differs",
-        "one of two ranks takes its batch for another",
+        "one of two ranks decodes another batch",
         ("rank 1 decodes", "restart the server and report this"),
         "`rank … decodes … requests, rank … in step … others`",
     ),
@@ -56,7 +56,7 @@ def ranks(
 
 @pytest.mark.parametrize("split", SPLITS, ids=lambda split: split.fault)
 def test_one_rank_does_something_else(ranks: Live, note: Note, split: Split) -> None:
-    """Half a model's answer is none: no client gets a wrong one, and none waits for ever."""
+    """No client gets a wrong answer or waits without end."""
     ranks.lossless()
     ranks.at_rest()
     first = psutil.Process(ranks.served.process.pid)
@@ -79,7 +79,7 @@ def test_one_rank_does_something_else(ranks: Live, note: Note, split: Split) -> 
     note(
         Outcome(
             split.text,
-            f"nothing is decoded with it: the server ends within {ended:.0f} s, and says why",
+            f"no token is sent; the server logs the reason and ends within {ended:.0f} s",
             split.named,
             recovered,
             errors,

@@ -58,7 +58,7 @@ def test_a_request_aborted_within_a_step(live: Live, note: Note, stage: str) -> 
     note(
         Outcome(
             f"a request is aborted during {stage}",
-            "it ends with what it has; its neighbour's answer is plain decoding's",
+            "it ends with the tokens so far; the other request gets plain decoding's answer",
             "finish reason `abort`",
             recovered,
             0,
@@ -84,7 +84,7 @@ def test_clients_that_disconnect_in_storms(live: Live, note: Note) -> None:
     note(
         Outcome(
             f"{CLIENTS} clients send a request and disconnect",
-            "their requests are aborted; one that stays is answered as by plain decoding",
+            "their requests are aborted; a connected client gets plain decoding's answer",
             "finish reason `abort`",
             recovered,
             0,
@@ -106,7 +106,7 @@ def _leaves(live: Live, number: int, wait_s: float) -> None:
             time.sleep(wait_s)
 
 
-def test_more_requests_than_seats_wait_their_turn(live: Live, note: Note) -> None:
+def test_more_requests_than_slots_wait(live: Live, note: Note) -> None:
     live.served.pool.use(live.served)
     turns = [at % len(PROMPTS) for at in range(3 * SLOTS)]
     answers = live.served.each(lambda at: {"ids": live.ask(at)}, turns, len(turns))
@@ -116,7 +116,7 @@ def test_more_requests_than_seats_wait_their_turn(live: Live, note: Note) -> Non
     note(
         Outcome(
             f"{len(turns)} requests at once for {SLOTS} slots and a pool of {POOL} tokens",
-            "they wait their turn",
+            "requests without a slot wait",
             "`sglang:num_queue_reqs`",
             recovered,
             0,
@@ -147,7 +147,7 @@ def test_requests_that_outgrow_the_pool_are_retracted(live: Live, note: Note) ->
     note(
         Outcome(
             f"{len(turns)} requests grow to twice the pool's {POOL} tokens",
-            "some are retracted and begin again later; no answer differs from plain decoding's",
+            "some are retracted and restarted later; all answers are plain decoding's",
             f"`{RETRACTED}`",
             recovered,
             0,
@@ -181,7 +181,7 @@ def test_a_prompt_that_no_pool_holds(live: Live, note: Note) -> None:
     note(
         Outcome(
             f"a prompt of {len(prompt)} tokens for a pool of {POOL}",
-            "it is refused; its neighbours are answered",
+            "it is refused; other requests are answered",
             "status 400",
             recovered,
             0,
@@ -220,7 +220,7 @@ def test_an_answer_that_fills_the_pool_ends_by_length(live: Live, note: Note, pr
         note(
             Outcome(
                 f"a request asks for more tokens than the pool of {POOL} holds",
-                "its answer ends where the pool does, less the room of a step",
+                "its answer ends when the pool is full but for one step",
                 "finish reason `length`",
                 recovered,
                 0,

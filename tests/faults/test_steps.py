@@ -18,7 +18,7 @@ FAILED, WORKS = "a draft failed (RuntimeError: injected", "drafting works again,
 
 @pytest.mark.parametrize(
     ("fault", "where"),
-    [("draft-raises", "before it drafts"), ("draft-raises-late", "behind its draft")],
+    [("draft-raises", "before it drafts"), ("draft-raises-late", "after it drafted")],
 )
 def test_a_drafter_that_raises(live: Live, note: Note, fault: str, where: str) -> None:
     failed, works, counted = (
@@ -31,13 +31,13 @@ def test_a_drafter_that_raises(live: Live, note: Note, fault: str, where: str) -
     assert live.happened(fault)
     recovered = live.recovered()
     assert live.fallbacks(Fallback.DRAFT_FAILED) - counted == 3
-    assert live.log_count(FAILED) == failed + 1, "failures in a row are said once"
+    assert live.log_count(FAILED) == failed + 1, "failures in a row are logged once"
     assert live.log_count(WORKS) == works + 1
     live.at_rest()
     note(
         Outcome(
             f"the drafter raises {where}",
-            "its steps decode plainly, drafting rests a while and comes back",
+            "those steps decode plainly; drafting pauses and resumes",
             f"`{Fallback.DRAFT_FAILED.value}`",
             recovered,
             0,
@@ -47,7 +47,7 @@ def test_a_drafter_that_raises(live: Live, note: Note, fault: str, where: str) -
 
 
 @pytest.mark.parametrize("value", ["nan", "inf", "-inf"])
-def test_a_confidence_that_is_no_number(live: Live, note: Note, value: str) -> None:
+def test_confidences_that_are_not_finite(live: Live, note: Note, value: str) -> None:
     costs = live.costs()
     with logged_once(live, Fallback.NO_CONFIDENCE, "confidence is not a number", counted=20):
         live.arm("confidence", value=value, times=20)
@@ -59,7 +59,7 @@ def test_a_confidence_that_is_no_number(live: Live, note: Note, value: str) -> N
     note(
         Outcome(
             f"confidences are {value} for 20 steps",
-            "those drafts count as hopeless, and nothing is learned from them",
+            "those drafts count as certain to be rejected; calibration skips them",
             f"`{Fallback.NO_CONFIDENCE.value}`",
             recovered,
             0,
@@ -88,11 +88,13 @@ def test_results_that_come_late(live: Live, note: Note, steps: int) -> None:
     live.at_rest()
     note(
         Outcome(
-            f"results of {steps} steps come all at once, the first {steps} steps late",
-            "plans are made without them; they are learned when they come"
+            f"results of {steps} steps arrive together, the first {steps} steps late",
+            "plans are made without them; calibration uses them when they arrive"
             if steps <= MOST_AWAITED
-            else f"those of more than {MOST_AWAITED} steps ago are given up",
-            f"`{Fallback.RESULT_LATE.value}`" if steps >= PIPELINE else "no fault yet",
+            else f"results more than {MOST_AWAITED} steps late are discarded",
+            f"`{Fallback.RESULT_LATE.value}`"
+            if steps >= PIPELINE
+            else "none: a step late is normal",
             recovered,
             0,
             len(live.expected),
@@ -123,8 +125,8 @@ def test_results_that_never_come(live: Live, note: Note) -> None:
     live.at_rest()
     note(
         Outcome(
-            "the scheduler is not told of 30 results",
-            "nothing is learned from them",
+            "30 results never arrive",
+            "calibration skips those steps",
             f"`{Fallback.RESULT_LOST.value}`",
             recovered,
             0,
@@ -152,7 +154,7 @@ def test_a_step_clock_that_jumps(live: Live, note: Note, seconds: float) -> None
     note(
         Outcome(
             f"the clock of steps jumps by {seconds:+.0f} s, 8 times",
-            "those steps' times teach nothing" if seconds < 0 else "those steps are outliers",
+            "those steps' times are ignored" if seconds < 0 else "those steps are outliers",
             f"`{Fallback.NO_TIME.value}`" if seconds < 0 else "`sglang:dspark_step_time_outliers`",
             recovered,
             0,
@@ -178,8 +180,8 @@ def test_a_wall_clock_that_jumps(live: Live, note: Note, seconds: float) -> None
     note(
         Outcome(
             f"the wall clock jumps by {seconds:+.0f} s and back",
-            "nothing: steps are timed by a clock of their own",
-            "no fault of the scheduler's",
+            "none: steps are timed by a monotonic clock",
+            "none",
             recovered,
             0,
             2 * len(live.expected),

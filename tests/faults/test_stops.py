@@ -62,7 +62,7 @@ def test_a_scheduler_that_is_stopped_and_continued(live: Live, note: Note, secon
     note(
         Outcome(
             f"the scheduler's process is stopped for {seconds:.0f} s and continued",
-            "requests wait and end as by plain decoding; step times are what they were",
+            "requests wait; answers are plain decoding's; step times are unchanged",
             "`sglang:dspark_step_time_outliers`",
             recovered,
             0,
@@ -90,9 +90,9 @@ def test_a_scheduler_that_is_killed(live: Live, note: Note) -> None:
     live.at_rest()
     note(
         Outcome(
-            "the scheduler's process is killed (SIGKILL) under load, the server started again",
-            f"the server ends by itself within {ended:.0f} s, clients get an error; the next one "
-            "finds its caches",
+            "the scheduler's process is killed (SIGKILL) under load, then the server is restarted",
+            f"the server ends within {ended:.0f} s, clients get an error; the restarted server "
+            "uses the caches",
             "SGLang's line in the log",
             recovered,
             errors,
@@ -108,8 +108,8 @@ def restart(live: Live) -> None:
 
 
 @pytest.mark.slow
-def test_a_server_that_is_told_to_end_under_load(live: Live, note: Note) -> None:
-    """SIGTERM: what is in work is answered, then all processes end."""
+def test_a_server_that_gets_sigterm_under_load(live: Live, note: Note) -> None:
+    """SIGTERM: running requests are answered, then all processes end."""
     first = psutil.Process(live.served.process.pid)
     family = [first, *first.children(recursive=True)]
     with ThreadPoolExecutor(USERS) as threads:
@@ -122,7 +122,7 @@ def test_a_server_that_is_told_to_end_under_load(live: Live, note: Note) -> None
     note(
         Outcome(
             "SIGTERM under load",
-            "what is in work is answered as by plain decoding, then all processes end",
+            "running requests get plain decoding's answers, then all processes end",
             "SGLang's `Gracefully exiting` in the log",
             time.monotonic() - began,
             0,
