@@ -23,7 +23,7 @@ def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerPool]:
 
 @pytest.fixture(scope="session")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> tiny_models.TinyPair:
-    """A token depends on all before it; two of three drafts are right, and confidence says which."""
+    """A token depends on all before it; two of three drafts are right, as confidence predicts."""
     return tiny_models.build_attending(tmp_path_factory.mktemp("attending"))
 
 
