@@ -1,9 +1,9 @@
-# The few commands a user needs. `make demo` does everything from a fresh clone.
+# Commands for users. `make demo` sets up and serves from a fresh clone.
 #
-# PYTHON:    an interpreter of version 3.11 or 3.12 (found by itself).
-# INSTALLER: pip, or uv where it is installed: `make setup INSTALLER=uv`.
-# GPU:       number of NVIDIA GPUs (found by itself); GPU=0 sets up for the CPU beside one.
-# ARGS:      options for the command behind a target, e.g. `make demo ARGS="--port 31000"`.
+# PYTHON:    an interpreter of version 3.11 or 3.12 (default: detected).
+# INSTALLER: pip, or uv if it is installed: `make setup INSTALLER=uv`.
+# GPU:       number of NVIDIA GPUs (default: detected); GPU=0 sets up for the CPU in spite of GPUs.
+# ARGS:      options for the command of a target, e.g. `make demo ARGS="--port 31000"`.
 
 SUITS = -c 'import sys; sys.exit(sys.version_info[:2] not in ((3, 11), (3, 12)))'
 PYTHON ?= $(shell for p in python3.11 python3 python3.12 python; do \
@@ -34,7 +34,7 @@ help:
 
 setup: $(STAMP)
 
-# The stamp is written last, and goes first: what was cut off is never taken for set up.
+# The stamp is removed first and written last: an interrupted setup is never treated as complete.
 $(STAMP): requirements/cpu.lock requirements/install.py pyproject.toml
 	@rm -f $@
 	@case $(INSTALLER) in pip) ;; uv) command -v uv >/dev/null;; *) false;; esac || { \
@@ -54,8 +54,8 @@ demo: setup
 serve: setup
 	@exec $(BIN)/dspark demo --serve $(ARGS)
 
-# Both halves run, even if the first fails. Processes of one compute thread each, two and one for load
-# tests, which wait; tests that share servers stay in one of them.
+# Both halves run, even if the first fails. Each process has one compute thread. A third one runs the
+# load tests, which mostly wait; tests that share servers run in the same process.
 test: setup
 ifeq ($(ARGS),)
 	@$(HALF) -n 3 -m 'not server' || first=failed; \

@@ -2,14 +2,14 @@
 
 Sun et al. 2024, "Block Verification Accelerates Speculative Decoding".
 
-The rule is `sglang_dspark.verify.block.accept_block`, of requests that are neither greedy nor
-seeded and whose drafts were drawn from logits; every other request has the rule of
-`accept_sampled.py`, to which steps of argmax drafts are handed over. Two launches. In the first a
-program of each request and row notes what the draft has of p_t and of p_d, besides what the rule
-token by token notes. In the second a program of each request and draft i but the last carries
-p_1 .. p_l along and sums S_i, one pass over both rows; the last to arrive, told by a counter that
-it resets, walks h_1 .. h_l and draws from max(p_tau p_t - p_d, 0), or from p_t. Where the whole
-window is kept nothing is summed.
+The rule is `sglang_dspark.verify.block.accept_block`, for requests that are neither greedy nor
+seeded and whose drafts were drawn from logits. Every other request has the rule of
+`accept_sampled.py`, which also runs steps of argmax drafts. Two launches. In the first a
+program of each request and row records the draft's probabilities in p_t and p_d, and the findings
+of the token rule. In the second a program of each request and draft i but the last computes
+p_1 .. p_l and sums S_i, one pass over both rows. The last program to arrive, found by a counter
+that it resets, walks h_1 .. h_l and draws from max(p_tau p_t - p_d, 0), or from p_t. Where the
+whole window is accepted no sums are formed.
 
 Outcomes are the reference's except where a uniform lies within rounding of a boundary: weights are
 float32 and p_i, S_i and all sums float64 here, where torch rounds probabilities to float32.
@@ -46,7 +46,7 @@ from sglang_dspark.kernels.accept_verdicts import (
 )
 from sglang_dspark.kernels.accept_windows import Windows, check
 
-_CHANCES = 3  # float64 of a draft: its p_t and p_d, and S of the drafts in front of it
+_CHANCES = 3  # float64 of a draft: its p_t and p_d, and S of the drafts before it
 
 
 def accept_block_triton(
@@ -55,7 +55,7 @@ def accept_block_triton(
     how: Tiling = GPU,
     into: Outcome | None = None,
 ) -> Outcome:
-    """Accept the drafts of a step by the block rule; arguments and errors of `accept_sampled`."""
+    """Accept the drafts of a step by the block rule; arguments and errors of `accept_triton`."""
     requests, gamma = given.drafts.shape
     if given.draft_logits is None or gamma == 0 or requests == 0:
         return accept_triton(given, arrivals, how, into)
@@ -68,7 +68,7 @@ def accept_block_triton(
     kept = into or empty_outcome(requests, device)
     groups = triton.cdiv(requests, how.requests)
     _judge_kernel[(groups, gamma + 1)](*given.operands(), findings, chances, **_sizes(given, how))
-    # S_i only where a draft follows i; a window of one draft has a program to draw all the same.
+    # S_i only where a draft follows i; a window of one draft still has a program to draw.
     _keep_kernel[(groups, max(gamma - 1, 1))](
         *given.operands(), findings, chances, arrivals, *kept, **_sizes(given, how)
     )
@@ -126,7 +126,7 @@ def _keep_kernel(
     target = (logits, temperatures, row_stride, vocab)
     draft = (draft_logits, draft_temperatures, draft_stride, draft_row_stride)
     cut: tl.constexpr = top_k is not None or top_p is not None or min_p is not None
-    drawn = found(findings + r * (gamma + 1) * 8 + 1, length >= 0) < 0  # nothing was chosen
+    drawn = found(findings + r * (gamma + 1) * 8 + 1, length >= 0) < 0  # no token was chosen
     chance, whole = _standing(chances, accept_uniforms, r, length, gamma, i, rows)
     summed = drawn & (i < length) & ~whole
     if tl.max(summed.to(tl.int32), 0) > 0:
@@ -154,7 +154,7 @@ def _next_chance(chance, at, verified):
 
 @triton.jit
 def _standing(chances, uniforms, r, length, gamma, i, rows: tl.constexpr):
-    """p_i, and whether all of the window is kept."""
+    """Return p_i, and whether all of the window is accepted."""
     chance = tl.full([rows], 1.0, tl.float64)
     here = chance
     for place in range(0, gamma):
@@ -169,7 +169,7 @@ def _left(
     dist, logits, rest, share, active, vocab,
     cut: tl.constexpr, rows: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
-    """S_i [rows] float64."""
+    """Sum S_i [rows] float64."""
     left = tl.zeros([rows, block], tl.float64)
     seen = tl.zeros([rows], tl.int32)
     for at in range(0, vocab, block):
@@ -180,8 +180,8 @@ def _left(
 
 @triton.jit
 def _walked(chances, uniforms, r, length, gamma, rows: tl.constexpr):
-    """tau, the last i with u_i < h_i, else 0, and p_tau. Walked from the front: where all is kept
-    the end of the window decides, and the sums, which were not formed then, are not read."""
+    """Return tau, the last i with u_i < h_i, else 0, and p_tau. Walks from the front: if all are
+    accepted the end of the window decides, and the sums, not formed then, are not read."""
     chance = tl.full([rows], 1.0, tl.float64)
     share = chance
     taken = tl.zeros([rows], tl.int32)

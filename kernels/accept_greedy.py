@@ -1,14 +1,14 @@
 """Verify whole windows greedily (paper, 3.1, T = 0), captured with the target's pass.
 
-One launch over the packed rows of the pass: request r has those behind the rows of the requests
+One launch over the packed rows of the pass: a request's rows follow those of the requests
 before it. A row of logits is searched in parts, a program each. The last program of a request to
-arrive, counted by a counter that it resets, joins the parts: the target's choice of every row, the
-longest prefix of drafts that it agrees with, its own token behind it, and all that the step hands
-on. The rule is `sglang_dspark.verify.greedy`.
+arrive, found by a counter that it resets, joins the parts: the target's choice for every row, the
+longest prefix of drafts that it agrees with, the bonus token, and all outputs of the
+step. The rule is `sglang_dspark.verify.greedy`.
 
-Upstream scatters the rows to windows of gamma + 1, [slots (gamma + 1), V], then takes an argmax of
-all of them and some ten small launches (sglang/srt/speculative/dspark_components/dspark_verify.py,
-`DsparkVerifyEpilogue.__call__`); that code is what the outcome must equal. Of equal logits the
+Upstream scatters the rows to windows of gamma + 1, [slots (gamma + 1), V], then runs an argmax over
+all of them and about ten small launches (sglang/srt/speculative/dspark_components/dspark_verify.py,
+`DsparkVerifyEpilogue.__call__`); the outcome must equal that code's. Of equal logits the
 lowest token is chosen; NaN never is.
 """
 
@@ -22,15 +22,15 @@ import triton.language as tl
 from torch import Tensor
 
 TYPES = (torch.float32, torch.bfloat16, torch.float16)
-_PROGRAMS = 512  # that keep a GPU of 132 processors busy
+_PROGRAMS = 512  # enough to keep a GPU of 132 processors busy
 _MOST_PARTS = 32
 _LEAST = 4096  # tokens of a part
-_ALIGNED = 16  # a part begins where a load of 16 bytes may
+_ALIGNED = 16  # a part starts where a load of 16 bytes may
 
 
 class Emitted(NamedTuple):
-    """Written by the launch, one row a request: drafts kept [R] int64; the target's token behind
-    them [R] int64; drafts kept and then dropped [R] int32, always 0; tokens emitted [R] int32;
+    """Outputs of the launch, one row a request: drafts accepted [R] int64; the target's token after
+    them [R] int64; drafts accepted and then dropped [R] int32, always 0; tokens emitted [R] int32;
     lengths after the step [R] int64; the tokens [R, gamma + 1] int64, valid up to those emitted."""
 
     accepted: Tensor
@@ -43,7 +43,7 @@ class Emitted(NamedTuple):
 
 class Room(NamedTuple):
     """Scratch that programs write for the last one: top logits, tokens [R, gamma + 1, parts], and a
-    counter [R] int32, zero before and after a launch. Not to be shared by launches that overlap."""
+    counter [R] int32, zero before and after a launch. Launches that overlap must not share it."""
 
     tops: Tensor
     choices: Tensor
@@ -51,7 +51,7 @@ class Room(NamedTuple):
 
 
 def room_for(requests: int, width: int, device: torch.device) -> Room:
-    """Of `requests` windows of `width` rows, and of fewer."""
+    """Allocate scratch for up to `requests` windows of `width` rows."""
     shape = (requests, width, _MOST_PARTS)
     return Room(
         torch.empty(shape, dtype=torch.float32, device=device),
@@ -61,7 +61,7 @@ def room_for(requests: int, width: int, device: torch.device) -> Room:
 
 
 def why_not(ids: Tensor, rows: Tensor, logits: Tensor, out: Emitted, room: Room) -> str | None:
-    """Return what the operator does not support, in one line; None if it supports all."""
+    """Return an unsupported property of the arguments, in one line; None if all are supported."""
     requests, width = out.tokens.shape
     if logits.dtype not in TYPES or logits.dim() != 2 or logits.stride(1) != 1:
         return f"logits must be rows in {', '.join(map(str, TYPES))}: {logits.dtype}"
@@ -80,12 +80,12 @@ def why_not(ids: Tensor, rows: Tensor, logits: Tensor, out: Emitted, room: Room)
 def accept_greedy_triton(
     ids: Tensor, rows: Tensor, logits: Tensor, lens: Tensor, out: Emitted, room: Room
 ) -> None:
-    """Write what each request of a greedy step emits.
+    """Accept greedily; write the outputs of each request.
 
-    ids: [T] int64, anchors and drafts of the packed pass. rows: [R] integers, how many of them are
-    each request's, together at most T; a slot without a request has 0. logits: [T, V] of the
+    ids: [T] int64, anchors and drafts of the packed pass. rows: [R] integers, number of rows of
+    each request, together at most T; a slot without a request has 0. logits: [T, V] of the
     target. lens: [R] integers, lengths before the step. out: written. room: of `room_for`.
-    Raises ValueError where `why_not` says so.
+    Raises ValueError where `why_not` returns a reason.
     """
     reason = why_not(ids, rows, logits, out, room)
     if reason is not None:
@@ -114,7 +114,7 @@ def accept_greedy_triton(
 
 
 def parts_of(rows: int, vocab: int) -> int:
-    """Parts of a row, a power of two: enough programs, none with next to nothing to read."""
+    """Choose the parts of a row, a power of two: enough programs, each with enough to read."""
     parts = 1
     while parts < _MOST_PARTS and rows * parts < _PROGRAMS and vocab >= 2 * parts * _LEAST:
         parts *= 2
@@ -124,7 +124,7 @@ def parts_of(rows: int, vocab: int) -> int:
 def accept_greedy_torch(
     ids: Tensor, rows: Tensor, logits: Tensor, lens: Tensor, width: int
 ) -> Emitted:
-    """The reference of `accept_greedy_triton`; the same arguments, new outputs, any device.
+    """Compute the reference of `accept_greedy_triton`: same arguments, new outputs, any device.
 
     width: gamma + 1.
     """
@@ -161,7 +161,7 @@ def _accept_greedy_kernel(
     lane = tl.arange(0, lanes)
     counts = tl.load(rows + lane, mask=lane < requests, other=0).to(tl.int32)
     begin = tl.sum(tl.where(lane < r, counts, 0), 0)
-    length = tl.sum(tl.where(lane == r, counts, 0), 0)  # 0 of a slot without a request
+    length = tl.sum(tl.where(lane == r, counts, 0), 0)  # 0 for a slot without a request
     if place < length:
         at = (begin + place).to(tl.int64)
         top, choice = _searched(logits + at * row_stride, own * part, part, vocab, block)
@@ -187,9 +187,9 @@ def _accept_greedy_kernel(
 
 @triton.jit
 def _searched(row, begin, part, vocab, block: tl.constexpr):
-    """The largest logit of tokens begin .. begin + part, and the lowest of the tokens that have it.
+    """Find the largest logit of tokens begin .. begin + part, and the lowest token that has it.
 
-    Every lane keeps the first token of its own that is largest.
+    Every lane keeps the first of its tokens with the largest logit.
     """
     lane = tl.arange(0, block)
     end = tl.minimum(begin + part, vocab)
@@ -206,7 +206,7 @@ def _searched(row, begin, part, vocab, block: tl.constexpr):
 
 @triton.jit
 def _joined(tops, choices, at, inside, parts: tl.constexpr):
-    """The target's choice of each row [places]: the lowest token of the parts with the top."""
+    """Join the target's choice of each row [places]: the lowest token of the parts with the top."""
     part = tl.arange(0, parts)
     found = at[:, None] * parts + part[None, :]
     top = tl.load(tops + found, mask=inside[:, None], other=float("-inf"))

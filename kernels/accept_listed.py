@@ -1,20 +1,20 @@
 """Accept sampled drafts on lists of the likeliest tokens, for steps whose requests have cuts.
 
 The rules, settings and outcomes are those of `accept_sampled.py` (rule "token") and
-`accept_block.py` ("block"), which read a row some twenty times to find its cut. Here a launch reads
-each verified row twice: for its softmax, and to list its likeliest tokens. All else happens on the
-lists: a launch cuts them, one judges and draws.
+`accept_block.py` ("block"), which read a row about twenty times to find its cut. Here a launch
+reads each verified row twice: for its softmax, and to list its likeliest tokens. The rest runs on
+the lists: one launch cuts them, another judges and draws.
 
-To select L tokens no row is sorted. While a program computes the softmax, each of its lanes keeps
-the maximum of its part of the row. L tokens or more reach the L-th largest of these maxima, and
-seldom many more; where a list's capacity does not hold them, as with many equal tokens, the L-th
+Selecting L tokens sorts no row. While a program computes the softmax, each of its lanes keeps
+the maximum of its part of the row. At least L tokens, and seldom many more, reach the L-th largest
+of these maxima. If they exceed a list's capacity, as with many equal tokens, the L-th
 largest token is found exactly (`accept_rows.threshold`). Lists are in the order of token ids, so
 they are the same in every run and on every rank.
 
-A list is complete if the cuts end in it, as they then drop all that it lacks. So a top-k up to L
-always completes it; top-p and min-p do in most rows. A request with an incomplete list has no
-outcome here, nor has one with a seed: the operator on whole rows skips the requests that
-`Listed.complete` marks. Both read the same uniforms, and logits alone decide which one judges.
+A list is complete if the cuts end in it, as they then drop all tokens that it lacks. So a top-k up
+to L always completes it; top-p and min-p do in most rows. Requests with an incomplete list or a
+seed have no outcome here: the operator on whole rows skips only the requests that
+`Listed.complete` marks. Both read the same uniforms, and only the logits decide which one judges.
 
 The list of a greedy request is its argmax: tokens whose logits differ may have one weight. Sums are
 float64, weights exp(x / T - max) float32. Of equal weights at a cut the lowest tokens stay.
@@ -48,9 +48,9 @@ from sglang_dspark.kernels.accept_sampled import GPU, Tiling, empty_outcome
 from sglang_dspark.kernels.accept_verdicts import FINDINGS, carried, flagged, windows_of
 from sglang_dspark.kernels.accept_windows import Windows, check
 
-LISTS = (32, 256, 2048)  # L: few numbers, as kernels that read lists are compiled for each
+LISTS = (32, 256, 2048)  # L: few values, as kernels that read lists are compiled for each
 
-REGISTERS = 64  # a thread's, so that an SM has two programs of 16 warps that read rows
+REGISTERS = 64  # of a thread, so that an SM runs two programs of 16 warps that read rows
 
 
 class Listed(NamedTuple):
@@ -62,7 +62,7 @@ class Listed(NamedTuple):
 
 
 def capacity_of(listed: int) -> int:
-    """Return the tokens that a list has room for: tokens of one logit, or of one lane, come too."""
+    """Return a list's capacity in tokens: tokens of one logit, or of one lane, are listed too."""
     return max(2 * listed, min(4 * listed, 1024))
 
 
@@ -82,8 +82,8 @@ def accept_listed_triton(
 ) -> Listed:
     """Accept the drafts of a step by "block" or "token", `rule`.
 
-    most: the largest top-k; None: a request has none. It chooses the length of the lists.
-    rows: no fewer than the rows verified, the sum of lengths + 1. lists_of: lengths to choose from,
+    most: the largest top-k; None: a request has none. It determines the length of the lists.
+    rows: at least the rows verified, the sum of lengths + 1. lists_of: lengths to choose from,
     powers of two. Raises ValueError on arguments that do not fit.
     """
     check(given)
@@ -99,7 +99,7 @@ def accept_listed_triton(
     vocab = given.logits.shape[1]
     needed = vocab if most is None else min(most, vocab)
     listed = next((each for each in lists_of if each >= needed), lists_of[-1])
-    # Each request has a row, also where lengths below 0 count as none.
+    # Each request has a row, also where lengths below 0 count as no drafts.
     _launch(given, (*kept[:2], complete), max(rows, requests), listed, rule, how)
     return kept
 
@@ -112,7 +112,7 @@ def _launch(
     rule: str,
     how: Tiling,
 ) -> None:
-    """Make lists of `listed` tokens or more and write accepted, bonus and complete, `outcome`."""
+    """Make lists of at least `listed` tokens and write accepted, bonus and complete, `outcome`."""
     (requests, gamma), device = given.drafts.shape, given.drafts.device
     columns = triton.next_power_of_2(given.logits.shape[1])
     capacity = min(capacity_of(listed), columns)
@@ -162,8 +162,8 @@ def _list_kernel(
     row_stride, draft_stride, draft_row_stride, capacity, listed,
     rows: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
-    """List the likeliest tokens of each verified row; note the sum of w, and max and 1 / sum of its
-    draft's row."""
+    """List the likeliest tokens of each verified row; record the sum of w, and max and 1 / sum of
+    its draft's row."""
     place = tl.program_id(1)
     r, length = windows_of(lengths, seeded, tl.program_id(0), requests, gamma, rows)
     at = row_at(ends, r, length, place, total)
@@ -198,7 +198,7 @@ def _cut_kernel(
     ends, findings, weights, tokens, total, requests, gamma, vocab,
     row_stride, draft_stride, draft_row_stride, rows: tl.constexpr, capacity: tl.constexpr,
 ):  # fmt: skip
-    """Cut each list; note what its draft has of the target's distribution and of the drafter's."""
+    """Cut each list; record its draft's probability in the target's and drafter's distributions."""
     place = tl.program_id(1)
     r, length = windows_of(lengths, seeded, tl.program_id(0), requests, gamma, rows)
     at = row_at(ends, r, length, place, total)
@@ -210,7 +210,7 @@ def _cut_kernel(
         drafted = tl.load(drafts + r * gamma + place, mask=verified, other=2147483647)[:, None]
         token, p = list_of((findings, weights, tokens), at, active, capacity)
         wanted = tl.sum(tl.where(token == drafted, p, 0.0), 1)
-        given = wanted * 0 + 1.0  # of an argmax
+        given = wanted * 0 + 1.0  # for an argmax draft
         if draft_logits is not None:
             draft = (draft_logits, draft_temperatures, greedy, draft_stride, draft_row_stride)
             given = tl.sum(proposed(draft, findings, r, place, at, verified, drafted), 1)
@@ -226,7 +226,7 @@ def _keep_kernel(
     row_stride, draft_stride, draft_row_stride,
     rows: tl.constexpr, capacity: tl.constexpr, whole: tl.constexpr,
 ):  # fmt: skip
-    """Walk each window and draw the token behind the drafts that are kept. whole: by block."""
+    """Walk each window and draw the token after the accepted drafts. whole: by block."""
     r, length = windows_of(lengths, seeded, tl.program_id(0), requests, gamma, rows)
     lists = (findings, weights, tokens)
     draft = (draft_logits, draft_temperatures, greedy, draft_stride, draft_row_stride)
@@ -276,7 +276,7 @@ def _kept(
     lists, draft, drafts, ends, r, length, place, total, chance, uniform, gamma,
     capacity: tl.constexpr,
 ):  # fmt: skip
-    """Compute whether drafts up to this one may be kept: u_i < h_i, of p_i and S_i."""
+    """Return whether drafts up to this one may be accepted: u_i < h_i, from p_i and S_i."""
     verified, last = place < length, place + 1 == length
     at = row_at(ends, r, length, place + 1, total)
     token, p = list_of(lists, at, verified & ~last, capacity)

@@ -3,7 +3,7 @@
 A list is a row of `weights` and of `tokens`, [rows verified, capacity], by token id; its weights
 are w = exp(x / T - max), and 0 of tokens that `cut_list` drops. A row's findings, 8 float64: 0 sum
 of w over the vocabulary, 1 and 2 max and 1 / sum of the draft's row, 3 the reciprocal of the sum of
-w that stays, 4 tokens listed, 5 and 6 what the draft has of the target's and of the drafter's
+kept w, 4 tokens listed, 5 and 6 the draft's probability in the target's and in the drafter's
 distribution, 7 whether the list is complete; before the cuts, whether it has all tokens with w > 0.
 """
 
@@ -18,24 +18,24 @@ from sglang_dspark.kernels.accept_verdicts import flagged, settings
 
 @triton.jit
 def row_at(ends, r, length, place, total):
-    """The packed row of a place in each window; ends: [R] sums of lengths + 1. At most total - 1: a
-    bound that is too small must not be an address that cannot be."""
+    """Return the packed row of a place in each window; ends: [R] sums of lengths + 1. At most
+    total - 1: too small a bound must not give an invalid address."""
     end = tl.load(ends + r, mask=length >= 0, other=0)
     return tl.minimum(end - length - 1 + place, total - 1)
 
 
 @triton.jit
 def setting_of(temperatures, greedy, r, active):
-    """Each request's temperature, 1 of greedy ones."""
+    """Load each request's temperature, 1 for greedy ones."""
     value = tl.load(temperatures + r, mask=active, other=1.0)
     return tl.where(flagged(greedy, r, active), 1.0, value)
 
 
 @triton.jit
 def lane_key(tops, top, active, listed):
-    """The listed-th largest w of the lanes' maxima [rows, block], as a key.
+    """Return the listed-th largest w of the lanes' maxima [rows, block], as a key.
 
-    Each lane is a part of the row, so `listed` tokens or more reach it, and seldom many more."""
+    Each lane is a part of the row, so at least `listed` tokens reach it, and seldom many more."""
     bits = tl.exp(tops - top[:, None]).to(tl.int32, bitcast=True)  # w >= 0: patterns have its order
     key = tl.zeros_like(active.to(tl.int32))
     for step in range(0, 30):  # w <= 1, whose pattern has 30 bits
@@ -49,8 +49,8 @@ def lane_key(tops, top, active, listed):
 def gather(row, lists, at, active, key, room, rows: tl.constexpr, block: tl.constexpr):
     """List the tokens above the key, and the `room` lowest that equal it, by token id.
 
-    Returned: how many these are, of which the list has the first `capacity`; how many others have
-    w > 0."""
+    Returns how many these are, of which the list has the first `capacity`, and how many others
+    have w > 0."""
     logits, base, temperature, top, vocab = row
     weights, tokens, capacity = lists
     count, others = tl.zeros([rows], tl.int32), tl.zeros([rows], tl.int32)
@@ -81,7 +81,7 @@ def gather(row, lists, at, active, key, room, rows: tl.constexpr, block: tl.cons
 def list_row(
     row, lists, findings, at, active, tops, listed, rows: tl.constexpr, block: tl.constexpr
 ):  # fmt: skip
-    """List the likeliest tokens of each row: `listed` or more, or all with w > 0."""
+    """List the likeliest tokens of each row: at least `listed`, or all with w > 0."""
     logits, base, temperature, top, vocab = row
     everything = tl.full([rows], 2147483647, tl.int32)
     key = lane_key(tops, top, active, listed)
@@ -93,7 +93,7 @@ def list_row(
         exact = threshold(
             logits, base, over, temperature, top, most, limit, vocab, True, False, rows, block
         )
-        above, _, _, _, _ = tally(  # most stands for a token that is not asked for
+        above, _, _, _, _ = tally(  # most: in place of the unused token
             logits, base, over, temperature, top, exact, most, vocab, rows, block
         )
         again, rest = gather(row, lists, at, over, exact, most - above, rows, block)
@@ -104,7 +104,7 @@ def list_row(
 
 @triton.jit
 def list_one(lists, findings, at, active, token, rows: tl.constexpr):
-    """List one token of each row, all that there is to choose."""
+    """List one token of each row, the only one to choose."""
     weights, tokens, capacity = lists
     one = tl.full([rows], 1.0, tl.float32)
     tl.store(weights + at * capacity, one, mask=active)
@@ -115,7 +115,7 @@ def list_one(lists, findings, at, active, token, rows: tl.constexpr):
 
 @triton.jit
 def cut_list(findings, weights, cuts, r, at, active, rows: tl.constexpr, capacity: tl.constexpr):
-    """Cut by top-k, top-p and min-p, as `accept_verdicts.judge` does: w = 0 of what is dropped.
+    """Cut by top-k, top-p and min-p, as `accept_verdicts.judge` does: w = 0 for dropped tokens.
 
     The list is complete if the cuts end in it: if they drop one of its tokens, or need no more."""
     lane = tl.arange(0, capacity)[None, :]
@@ -134,7 +134,7 @@ def cut_list(findings, weights, cuts, r, at, active, rows: tl.constexpr, capacit
         enough |= tl.sum(tl.where(reached, heavy, 0.0), 1) > limit
         key = tl.where(enough, trial, key)
     ended = (key > 0) | (tl.load(findings + at * 8 + 7, mask=active, other=1.0) > 0)
-    key = tl.maximum(key, floor)  # above it are fewer than top-k tokens, and less than the limit
+    key = tl.maximum(key, floor)  # above it: fewer than top-k tokens, less weight than the limit
     larger = inside & (bits > key[:, None])
     same = (inside & (bits == key[:, None])).to(tl.int32)
     above, equal = tl.sum(larger.to(tl.int32), 1), tl.sum(same, 1)
@@ -150,7 +150,7 @@ def cut_list(findings, weights, cuts, r, at, active, rows: tl.constexpr, capacit
 
 @triton.jit
 def list_of(lists, at, active, capacity: tl.constexpr):
-    """Tokens [rows, capacity] int64 of a list, and p float64, 0 where none stays."""
+    """Load tokens [rows, capacity] int64 of a list, and p float64, 0 where no token stays."""
     findings, weights, tokens = lists
     lane = tl.arange(0, capacity)[None, :]
     count = tl.load(findings + at * 8 + 4, mask=active, other=0.0).to(tl.int32)
@@ -164,7 +164,7 @@ def list_of(lists, at, active, capacity: tl.constexpr):
 
 @triton.jit
 def proposed(draft, findings, r, place, at, active, token):
-    """p_d [rows, n] float64 of tokens [rows, n] of each draft's row, 0 of what is not active."""
+    """Return p_d [rows, n] float64 of tokens [rows, n] of each draft's row, 0 if not active."""
     logits, temperatures, greedy, stride, row_stride = draft
     base = r * stride + place * row_stride
     inside = active[:, None] & (token < 2147483647)
@@ -179,8 +179,8 @@ def proposed(draft, findings, r, place, at, active, token):
 
 @triton.jit
 def residual(p, token, draft, findings, drafts, r, place, at, share, active, gamma):
-    """max(share p - p_d, 0) [rows, capacity] of row `place` of each window; where each draft is an
-    argmax, p without it."""
+    """Return max(share p - p_d, 0) [rows, capacity] of row `place` of each window; where each draft
+    is an argmax, p without it."""
     logits, _, _, _, _ = draft
     if logits is None:
         drafted = tl.load(drafts + r * gamma + place, mask=active, other=-1)
@@ -195,8 +195,8 @@ def residual(p, token, draft, findings, drafts, r, place, at, share, active, gam
 def drawn(
     lists, draft, drafts, uniforms, r, place, length, at, share, gamma, capacity: tl.constexpr
 ):  # fmt: skip
-    """A token [rows] int64 of row `place` of each window by the inverse CDF in token order: of the
-    residual behind a rejected draft, of p where none was, or where rounding leaves none."""
+    """Draw a token [rows] int64 of row `place` of each window by the inverse CDF in token order:
+    from the residual after a rejected draft; else, or if rounding leaves no residual, from p."""
     inside = length >= 0
     token, p = list_of(lists, at, inside, capacity)
     rejected = inside & (place < length)

@@ -1,13 +1,13 @@
 """Process a row of logits a tile at a time, for accept_verdicts.py: softmax, cuts, draws.
 
-Nothing of the vocabulary's size is kept: each pass reads the logits again and forms the weights
+No vocabulary-sized data is kept: each pass reads the logits again and forms the weights
 w = exp(x / T - max), whose bit patterns, as integers, have their order. So top-k and top-p are one
 threshold, found bit by bit, each by one count and one sum over the row (as the K-th largest key in
-`admission.py`); what equals it stays from the lowest token id on, as far as there is room.
+`admission.py`); equal weights stay from the lowest token id on, as far as the cut allows.
 
 Functions work on several rows at once, [rows, block] a tile, so that the interpreter is fast on
 short rows; on a GPU a program has one row. Each lane keeps its own maxima and sums until the row
-ends: what lanes do together costs more than what they read. Sums over tokens are float64, w is
+ends: operations across lanes cost more than reads. Sums over tokens are float64, w is
 float32.
 """
 
@@ -19,7 +19,7 @@ import triton.language as tl
 
 @triton.jit
 def scaled(logits, base, active, temperature, at, vocab, block: tl.constexpr):
-    """x / T [rows, block] float32 of tokens at, at + 1, ...; -inf where there is none."""
+    """Return x / T [rows, block] float32 of tokens at, at + 1, ...; -inf past the vocabulary."""
     token = at + tl.arange(0, block)
     inside = active[:, None] & (token < vocab)[None, :]
     x = tl.load(logits + base[:, None] + token[None, :], mask=inside, other=0.0).to(tl.float32)
@@ -31,8 +31,8 @@ def scaled(logits, base, active, temperature, at, vocab, block: tl.constexpr):
 def softmax_lanes(
     logits, base, active, temperature, vocab, rows: tl.constexpr, block: tl.constexpr
 ):
-    """Of each lane [rows, block], which has every block-th token: max of x / T, the first token
-    that has it, sum of exp(x / T - max)."""
+    """Return for each lane [rows, block], which has every block-th token: max of x / T, the first
+    token that has it, sum of exp(x / T - max)."""
     top = tl.full([rows, block], float("-inf"), tl.float32)
     total = tl.zeros([rows, block], tl.float64)
     first = tl.zeros([rows, block], tl.int32)
@@ -48,7 +48,7 @@ def softmax_lanes(
 
 @triton.jit
 def softmax_of(top, total):
-    """Of the lanes of each row: max of x / T, 0 where all are -inf, and the sum of w."""
+    """Reduce the lanes of each row to the max of x / T, 0 where all are -inf, and the sum of w."""
     high = tl.max(top, 1)
     finite = tl.where(high == float("-inf"), 0.0, high)
     return finite, tl.sum(total * tl.exp(top - finite[:, None]).to(tl.float64), 1)
@@ -56,13 +56,13 @@ def softmax_of(top, total):
 
 @triton.jit
 def likeliest_of(top, first):
-    """The first token of each row that has the max."""
+    """Return the first token of each row that has the max."""
     return tl.min(tl.where(top == tl.max(top, 1)[:, None], first, 2147483647), 1)
 
 
 @triton.jit
 def softmax(logits, base, active, temperature, vocab, rows: tl.constexpr, block: tl.constexpr):
-    """Of each row: max of x / T, sum of w (float64), the first token that has the max."""
+    """Return for each row: max of x / T, sum of w (float64), the first token that has the max."""
     top, first, total = softmax_lanes(logits, base, active, temperature, vocab, rows, block)
     finite, mass = softmax_of(top, total)
     return finite, mass, likeliest_of(top, first)
@@ -73,12 +73,12 @@ def threshold(
     logits, base, active, temperature, top, top_k, limit, vocab,
     counted: tl.constexpr, weighed: tl.constexpr, rows: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
-    """The largest key that top_k tokens reach, or more weight than `limit`: 0 if none does.
+    """Find the largest key that top_k tokens reach, or more weight than `limit`: 0 if none does.
     counted, weighed: whether any row has a top_k, or a limit.
 
-    With it and the tokens above it the likelier ones are complete: what is below has top_k tokens
-    or more than `limit` in front of it. Two bits a pass over the row; each lane counts for itself
-    until the pass ends.
+    Tokens at and above it contain all that the cuts keep: tokens below have at least top_k tokens
+    or more than `limit` of weight before them. Two bits a pass over the row; each lane counts its
+    own tokens until the pass ends.
     """
     key = tl.zeros([rows], tl.int32)
     passes = 15 * tl.max(active.to(tl.int32), 0)  # w <= 1, whose pattern has 30 bits
@@ -111,8 +111,8 @@ def threshold(
 
 @triton.jit
 def _taken(key, trial, count, mass, top_k, limit):
-    """The trial where enough tokens or enough weight reach it; what reaches a larger one reaches a
-    smaller one too."""
+    """Return the trial where enough tokens or enough weight reach it; a larger trial implies all
+    smaller ones."""
     enough = (tl.sum(count, 1) >= top_k) | (tl.sum(mass, 1) > limit)
     return tl.where(enough, trial, key)
 
@@ -122,8 +122,8 @@ def tally(
     logits, base, active, temperature, top, key, token, vocab,
     rows: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
-    """Tokens above the key and their weight (float64), tokens that equal it, how many of those are
-    lower than `token`, and the token's own w."""
+    """Count tokens above the key and their weight (float64), tokens equal to it, how many of those
+    are lower than `token`, and return the token's own w."""
     above = tl.zeros([rows, block], tl.int32)
     mass = tl.zeros([rows, block], tl.float64)
     equal = tl.zeros([rows, block], tl.int32)
@@ -146,7 +146,7 @@ def tally(
 
 @triton.jit
 def weight_of(logits, base, known, temperature, top, token):
-    """w [rows] float32 of one token of each row, 0 where it is not known."""
+    """Return w [rows] float32 of one token of each row, 0 where it is not known."""
     x = tl.load(logits + base + token, mask=known, other=0.0).to(tl.float32)
     return tl.where(known, tl.exp(tl.div_rn(x, temperature) - top), 0.0)
 
@@ -154,7 +154,7 @@ def weight_of(logits, base, known, temperature, top, token):
 @triton.jit
 def room_at(key, above, mass, equal, top_k, limit):
     """Count the tokens equal to the key that stay: with fewer than top_k tokens and at most
-    `limit` of weight in front."""
+    `limit` of weight before them."""
     w = key.to(tl.float32, bitcast=True).to(tl.float64)
     by_mass = tl.where(w > 0, (limit - mass) / tl.where(w > 0, w, 1.0), float("inf"))
     by_mass = tl.minimum(tl.maximum(by_mass, 0.0), equal.to(tl.float64))
@@ -163,7 +163,7 @@ def room_at(key, above, mass, equal, top_k, limit):
 
 @triton.jit
 def dist_tile(dist, active, seen, at, vocab, cut: tl.constexpr, block: tl.constexpr):
-    """p [rows, block] float64 behind the cuts, and tokens that equalled the key up to here.
+    """Return p [rows, block] float64 after the cuts, and tokens that equalled the key up to here.
 
     dist: logits, base, temperature, max, 1 / sum of the kept weights, key and room of each row.
     """
@@ -181,9 +181,9 @@ def dist_tile(dist, active, seen, at, vocab, cut: tl.constexpr, block: tl.conste
 
 @triton.jit
 def residual_tile(p, logits, rest, share, rejected, at, vocab, block: tl.constexpr):
-    """max(share p - p_d, 0) of the rejected rows; of the others p, or share p.
+    """Return max(share p - p_d, 0) of the rejected rows; of the others p, or share p.
 
-    logits: the draft's; None where each draft is its distribution's only token, rest[0] then.
+    logits: the draft's; None where each draft is its distribution's only token, then rest[0].
     rest: base, temperature, max and 1 / sum of the draft's distribution. share: None for 1.
     """
     base, temperature, top, inverse = rest
@@ -203,9 +203,9 @@ def draw(
     dist, active, logits, rest, share, rejected, uniform, vocab,
     cut: tl.constexpr, rows: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
-    """A token of each row by the inverse CDF in token order: of the residual where the draft was
-    rejected, of p where it was not or where rounding leaves no residual. logits, rest, share: as of
-    `residual_tile`."""
+    """Draw a token of each row by the inverse CDF in token order: from the residual where the draft
+    was rejected, from p where it was not or where rounding leaves no residual. logits, rest,
+    share: as in `residual_tile`."""
     left, whole = tl.zeros([rows, block], tl.float64), tl.zeros([rows, block], tl.float64)
     seen = tl.zeros([rows], tl.int32)
     for at in range(0, vocab, block):
@@ -226,7 +226,7 @@ def draw(
         last = tl.where(p > 0, token, last)
         here = tl.sum(p, 1)
         crossed = (found == 2147483647) & (below + here > goal)
-        if tl.max(crossed.to(tl.int32), 0) > 0:  # one tile of a row: a sum alone is cheap
+        if tl.max(crossed.to(tl.int32), 0) > 0:  # in one tile of a row; else a sum suffices
             reached = (p > 0) & (below[:, None] + tl.cumsum(p, 1) > goal[:, None])
             found = tl.minimum(found, tl.min(tl.where(reached, token, 2147483647), 1))
         below += here
@@ -238,7 +238,7 @@ def race(
     dist, active, seed, position, vocab,
     cut: tl.constexpr, rows: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
-    """The token of least e_v / p(v): `sglang_dspark.verify.seeded`'s choice at a position."""
+    """Return the token of least e_v / p(v): `sglang_dspark.verify.seeded`'s draw at a position."""
     best = tl.full([rows], float("inf"), tl.float64)
     choice = tl.zeros([rows], tl.int32)
     seen = tl.zeros([rows], tl.int32)
@@ -253,7 +253,7 @@ def race(
 
 @triton.jit
 def waits(seed, position, token):
-    """e_v [rows, block] float64 of seed, position [rows] int64 and token [block]: -log of
+    """Compute e_v [rows, block] float64 of seed, position [rows] int64 and token [block]: -log of
     MurmurHash3 over their words, as `sglang_dspark.verify.seeded.waits`."""
     state = _mixed(seed.to(tl.uint32) * 0, seed.to(tl.uint32))
     state = _mixed(state, (seed >> 32).to(tl.uint32))
@@ -268,7 +268,7 @@ def waits(seed, position, token):
 
 @triton.jit
 def _mixed(state, word):
-    """A 32-bit state takes up a word."""
+    """Mix a word into a 32-bit state."""
     word = word * 0xCC9E2D51
     word = ((word << 15) | (word >> 17)) * 0x1B873593
     state = state ^ word

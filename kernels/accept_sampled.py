@@ -2,8 +2,8 @@
 
 One launch, a program for each request and row of its window. A program reads its row of logits a
 tile at a time (`accept_verdicts.py`): softmax, threshold of the cuts, verdict on the row's draft.
-Rows behind a request's verified ones are not read. The last program of a request to arrive, told by
-a counter that it resets, finds the first rejection and draws the correction from the residual
+Rows after a request's verified ones are not read. The last program of a request to arrive, found
+by a counter that it resets, finds the first rejection and draws the correction from the residual
 max(p_t - p_d, 0), or the bonus from p_t. `accept_block.py` judges windows as a whole.
 
 The rules are those of `sglang_dspark.verify`, the reference: `rejection.accept_sampled` on
@@ -35,14 +35,14 @@ from sglang_dspark.kernels.accept_windows import Windows, check
 
 
 class Outcome(NamedTuple):
-    """accepted: [R] int64, drafts kept. bonus: [R] int64, the target's token behind them."""
+    """accepted: [R] int64, drafts accepted. bonus: [R] int64, the target's token after them."""
 
     accepted: Tensor
     bonus: Tensor
 
 
 class Tiling(NamedTuple):
-    """requests: of a program, more than one only where rows are short. block: tokens read at once.
+    """requests: of a program, more than one only for short rows. block: tokens read at once.
     Both powers of two."""
 
     requests: int = 1
@@ -66,8 +66,8 @@ def accept_triton(
 ) -> Outcome:
     """Accept the drafts of a step by the token rule.
 
-    arrivals: [R or more] int32 zeros on the device, zeros again behind the launch, not to be
-    shared by launches that overlap; None: made here. into: is written to and returned, but for the
+    arrivals: [R or more] int32 zeros on the device, zeros again after the launch; launches that
+    overlap must not share it; None: made here. into: is written to and returned, except for the
     requests that `given.skipped` marks; None: made here.
     Raises ValueError on shapes or types that do not fit.
     """

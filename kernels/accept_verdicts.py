@@ -1,9 +1,9 @@
-"""Judge each row of a window and draw the token behind the accepted drafts.
+"""Judge each row of a window and draw the token after the accepted drafts.
 
 The common part of `accept_sampled.py` and `accept_block.py`.
 
-A program has a row of each of its requests' windows. Its findings, 8 float64 a row, are all that a
-later program needs to read the row's logits again as the same distribution.
+A program has a row of each of its requests' windows. Its findings, 8 float64 a row, suffice for a
+later program to read the row's logits again as the same distribution.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from sglang_dspark.kernels.accept_rows import (
     weight_of,
 )
 
-FINDINGS = 8  # float64 that a row leaves
+FINDINGS = 8  # float64 for each row
 
 
 @triton.jit
 def windows_of(lengths, skipped, group, requests, gamma, rows: tl.constexpr):
     """Return requests of a group [rows] int64 and their verify lengths [rows].
 
-    -1 where there is no request, or one that `skipped`, [R] uint8 or None, marks."""
+    -1 for no request, or for one that `skipped`, [R] uint8 or None, marks."""
     r = (group * rows + tl.arange(0, rows)).to(tl.int64)
     length = tl.load(lengths + r, mask=r < requests, other=-1).to(tl.int32)
     inside = r < requests
     inside &= ~flagged(skipped, r, inside)
-    # A length that cannot be must not be an address that cannot be.
+    # An invalid length must not give an invalid address.
     return r, tl.where(inside, tl.minimum(tl.maximum(length, 0), gamma), -1)
 
 
@@ -42,9 +42,9 @@ def judge(
     r, place, length, gamma, drafts, target, draft, cuts, accept_uniforms, greedy, seeds, findings,
     cut: tl.constexpr, rows: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
-    """Findings of row `place` of each request's window: verdict on the draft; choice where nothing
-    is drawn, else -1; max, 1 / sum, key and room of p_t; max and 1 / sum of p_d. Returned: what the
-    draft has of p_t and of p_d, float64."""
+    """Write findings of row `place` of each request's window: verdict on the draft; the choice if
+    no token is drawn, else -1; max, 1 / sum, key and room of p_t; max and 1 / sum of p_d. Returns
+    the draft's probability in p_t and p_d, float64."""
     logits, temperatures, row_stride, vocab = target
     active, verified = place <= length, place < length
     base = (r * (gamma + 1) + place) * row_stride
@@ -81,7 +81,7 @@ def judge(
 
 @triton.jit
 def _note(at, active, kept, choice, top, inverse, key, room, draft_top, draft_inverse):
-    """A row's findings, all of which float64 holds exactly."""
+    """Store a row's findings, all of which float64 represents exactly."""
     tl.store(at, kept.to(tl.float64), mask=active)
     tl.store(at + 1, choice.to(tl.float64), mask=active)
     tl.store(at + 2, top.to(tl.float64), mask=active)
@@ -107,7 +107,7 @@ def _kept(
     row, active, verified, mass, token, cuts, r, vocab,
     cut: tl.constexpr, rows: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
-    """Cut by top-k, top-p and min-p: key, room and weight, and the draft's share of it."""
+    """Cut by top-k, top-p and min-p: key, room and weight, and the draft's own weight."""
     logits, base, temperature, top = row
     if cut:
         most, limit, floor = settings(cuts, r, active, mass, rows)
@@ -137,8 +137,8 @@ def _kept(
 
 @triton.jit
 def settings(cuts, r, active, mass, rows: tl.constexpr):
-    """Of each request: how many tokens stay at most, weight in front of the last that stays, least
-    key. mass: the row's sum of w."""
+    """Load for each request: the most tokens to keep, the weight limit before the last kept token,
+    the least key. mass: the row's sum of w."""
     top_k, top_p, min_p = cuts
     most = tl.full([rows], 2147483647, tl.int32)
     if top_k is not None:
@@ -159,7 +159,7 @@ def _raced(
     dist, choice, active, seeds, r, place, vocab,
     cut: tl.constexpr, rows: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
-    """choice, with the tokens of requests that have a seed."""
+    """Replace choice by the drawn tokens of requests that have a seed."""
     seeded, values, anchors = seeds
     if seeded is not None:
         drawn = flagged(seeded, r, active)
@@ -173,7 +173,7 @@ def _raced(
 
 @triton.jit
 def _proposed(draft, r, place, active, token, vocab, rows: tl.constexpr, block: tl.constexpr):
-    """Max and 1 / sum of the draft's row, and what it gives its own token: 1 of an argmax."""
+    """Return max and 1 / sum of the draft's row, and its own token's p_d: 1 for an argmax."""
     logits, temperatures, stride, row_stride = draft
     top = tl.zeros([rows], tl.float32)
     inverse = tl.zeros([rows], tl.float64)
@@ -189,7 +189,7 @@ def _proposed(draft, r, place, active, token, vocab, rows: tl.constexpr, block: 
 
 @triton.jit
 def leading(findings, r, length, gamma, rows: tl.constexpr):
-    """Drafts in front of the first that was rejected or not verified."""
+    """Count the drafts before the first that was rejected or not verified."""
     running = length >= 0
     taken = tl.zeros([rows], tl.int32)
     for place in range(0, gamma):
@@ -204,7 +204,7 @@ def carried(chance, wanted, proposed, verified):
     """Compute p_i of the block rule from p_{i-1} and draft i's probabilities in both
     distributions."""
     mass = chance * wanted
-    enough = tl.where(mass > 0, 1.0, 0.0).to(tl.float64)  # 0 / 0 keeps nothing
+    enough = tl.where(mass > 0, 1.0, 0.0).to(tl.float64)  # 0 / 0 accepts no draft
     less = verified & (mass < proposed)
     ahead = tl.where(less, mass / tl.where(less, proposed, 1.0), enough)
     return tl.where(verified, ahead, chance)
@@ -215,7 +215,7 @@ def emitted(
     r, taken, length, gamma, drafts, target, draft, share, bonus_uniforms, findings,
     cut: tl.constexpr, rows: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
-    """The token behind the accepted drafts. share: the p of max(p p_t - p_d, 0), None for 1."""
+    """Return the token after the accepted drafts. share: p of max(p p_t - p_d, 0), None for 1."""
     inside = length >= 0
     at = findings + (r * (gamma + 1) + taken) * 8
     choice = tl.load(at + 1, mask=inside, other=0.0, cache_modifier=".cg").to(tl.int32)
@@ -255,7 +255,7 @@ def dist_of(r, place, active, gamma, target, findings):
 def rest_of(r, place, active, gamma, drafts, draft, findings):
     """Load the arguments of `residual_tile` for row `place` of each window.
 
-    None is not among them: a function of Triton 3.6 cannot return it."""
+    It omits None: a function of Triton 3.6 cannot return it."""
     logits, temperatures, stride, row_stride = draft
     if logits is None:
         token = tl.load(drafts + r * gamma + place, mask=active, other=-1).to(tl.int32)
@@ -270,5 +270,5 @@ def rest_of(r, place, active, gamma, drafts, draft, findings):
 
 @triton.jit
 def found(at, active):
-    """Of what another program may have written."""
+    """Load values that another program may have written."""
     return tl.load(at, mask=active, other=0.0, cache_modifier=".cg")

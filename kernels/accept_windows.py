@@ -12,16 +12,16 @@ _LOGITS = (torch.float32, torch.bfloat16, torch.float16)
 
 @dataclass(frozen=True)
 class Windows:
-    """A step's windows. Values are not looked at; settings that are None apply to no request.
+    """A step's windows. Values are not checked; settings that are None apply to no request.
 
     drafts: [R, gamma] int64. lengths: [R] int32 or int64, drafts verified, 0..gamma. logits:
     [R * (gamma + 1), V] float32, bfloat16 or float16. temperatures: [R] float32 > 0; greedy
     requests may have any. accept_uniforms: [R, gamma], bonus_uniforms: [R], float64 in [0, 1).
-    top_k: [R] int32 or int64 >= 1. top_p: [R] float32, from 1 on nothing is cut. min_p: [R] float32
+    top_k: [R] int32 or int64 >= 1. top_p: [R] float32, no cut from 1 on. min_p: [R] float32
     in [0, 1]. draft_logits: [R, gamma, V] that drafts were drawn from at draft_temperatures [R]
-    float32 > 0, both None for drafts that are an argmax. greedy: [R] bool, requests that take the
-    argmax. seeds: [R] int64 and anchors: [R] int64, positions of the anchors, for the requests that
-    seeded [R] bool names. skipped: [R] bool, requests whose outcome is not written.
+    float32 > 0, both None for drafts that are an argmax. greedy: [R] bool, requests that decode by
+    argmax. seeds: [R] int64 and anchors: [R] int64, positions of the anchors, for the requests
+    marked in seeded [R] bool. skipped: [R] bool, requests whose outcome is not written.
     """
 
     drafts: Tensor
@@ -42,7 +42,7 @@ class Windows:
     skipped: Tensor | None = None
 
     def operands(self) -> tuple[Tensor | None, ...]:
-        """All of them in the order of the kernels' parameters; flags as bytes."""
+        """Return all tensors in the order of the kernels' parameters; flags as bytes."""
         greedy, seeded, skipped = (
             None if flag is None else flag.view(torch.uint8)
             for flag in (self.greedy, self.seeded, self.skipped)
@@ -68,7 +68,7 @@ class Windows:
 
 
 def check(given: Windows, arrivals: Tensor | None = None) -> None:
-    """Raises ValueError on shapes, types or strides that do not fit."""
+    """Raise ValueError on shapes, types or strides that do not fit."""
     if given.drafts.dim() != 2 or given.logits.dim() != 2:
         raise ValueError("accept: drafts must be [R, gamma], logits [R * (gamma + 1), V]")
     requests, gamma = given.drafts.shape
@@ -106,7 +106,7 @@ def check(given: Windows, arrivals: Tensor | None = None) -> None:
 
 
 def why_not(given: Windows) -> str | None:
-    """Return what `accept_sampled` refuses in a step; None if nothing."""
+    """Return the reason why `accept_sampled` refuses a step, or None."""
     try:
         check(given)
     except ValueError as error:

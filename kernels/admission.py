@@ -3,15 +3,15 @@
     c = sigmoid(u x + v)     calibrated confidences, 0 of a logit that is not finite (3.2.1)
     a_j = c_1 ... c_j        survivals, left to right in float32, times the request's weight
     K largest of all a       found by fixing the 31 bits of the K-th one from the top, each by one
-                             count; what is left goes to the equal ones by position, then request
+                             count; the rest of K goes to equal ones by position, then request
     indptr                   where each request's window of l_r + 1 rows begins in the packed pass
 
-These are the paper's 3.2.2 and what `sglang_dspark.schedule` does on the host: the same keys, order
-and lengths, bitwise. Confidences are computed in float64 and rounded to float32 as there; the
-two exponentials may differ in their last of 53 bits.
+These are the steps of the paper's 3.2.2. Keys, order and lengths are bitwise those of
+`sglang_dspark.schedule` on the host. Confidences are computed in float64 and rounded to float32 as
+there; the two exponentials may differ in their last of 53 bits.
 
-K is known to the host before anything is drafted, as is all that `terms` holds: one upload a step.
-One program has all keys in registers: [16, 1024] is the most that a step has.
+The host knows K before anything is drafted, and all of `terms`: one upload a step.
+One program has all keys in registers: a step has at most [16, 1024].
 
 `admit_torch` is the reference: a stable sort in that order.
 """
@@ -26,9 +26,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 INFINITE = 0x7F800000  # bit pattern of +inf: the key of drafts within the floor
-NEVER = -1  # key of drafts behind the limit
+NEVER = -1  # key of drafts past the limit
 LOGIT_LIMIT = 15.0  # as on the host (`schedule/online.py`)
-_FEW_KEYS = 4096  # that 8 warps hold
+_FEW_KEYS = 4096  # as many as 8 warps hold
 
 
 def terms_of(
@@ -41,8 +41,8 @@ def terms_of(
     """Pack the host's inputs of a step before it is drafted: [R, 2 gamma + 3] float64, on the host.
 
     slopes u, shifts v: [R, gamma]. limits, floors: [R], floors <= limits <= gamma. weights: [R]
-    >= 0. Without the last two every weight is 1 and every floor 0. A row is u, v, weight, limit,
-    floor.
+    >= 0. Without weights every weight is 1, without floors every floor 0. A row is u, v, weight,
+    limit, floor.
     """
     rows, gamma = slopes.shape
     terms = np.empty((rows, 2 * gamma + 3))
@@ -60,7 +60,7 @@ def admit_triton(logits: Tensor, terms: Tensor, drafts: int) -> Tensor:
     logits: [R, gamma] of the confidence head, any floating type, rows of any stride. terms: of
     `terms_of`, on the same device. drafts: K >= 0. Request r verifies indptr[r + 1] - indptr[r]
     rows, its anchor and l_r drafts; sum(l) is K or, if that is smaller, sum(limits).
-    Raises ValueError on shapes or types that do not fit; values are not looked at.
+    Raises ValueError on shapes or types that do not fit; values are not checked.
     """
     _check(logits, terms, drafts)
     rows, gamma = logits.shape
@@ -83,7 +83,7 @@ def admit_triton(logits: Tensor, terms: Tensor, drafts: int) -> Tensor:
 
 
 def admit_torch(logits: Tensor, terms: Tensor, drafts: int) -> Tensor:
-    """The reference of `admit_triton`; same arguments, same result, on any device."""
+    """Compute the reference of `admit_triton`: same arguments, same result, on any device."""
     _check(logits, terms, drafts)
     keys = keys_torch(logits, terms)  # [gamma, R]
     rows = keys.shape[1]
@@ -96,7 +96,7 @@ def admit_torch(logits: Tensor, terms: Tensor, drafts: int) -> Tensor:
 
 
 def keys_torch(logits: Tensor, terms: Tensor) -> Tensor:
-    """Integer keys of all drafts, [gamma, R] int32; non-increasing along gamma up to floors."""
+    """Return integer keys of all drafts, [gamma, R] int32; non-increasing along gamma."""
     rows, gamma = logits.shape
     x = logits.double().clamp(-LOGIT_LIMIT, LOGIT_LIMIT)
     z = terms[:, :gamma] * x + terms[:, gamma : 2 * gamma]
@@ -166,7 +166,7 @@ def _admit_kernel(  # type: ignore[no-untyped-def]
 def _keys(  # type: ignore[no-untyped-def]
     logits, terms, rows, gamma, row_stride, row_block: tl.constexpr, gamma_block: tl.constexpr
 ):  # fmt: skip
-    """`keys_torch`, [gamma_block, row_block]; NEVER where there is no draft."""
+    """Compute `keys_torch`, [gamma_block, row_block]; NEVER where there is no draft."""
     r = tl.arange(0, row_block)
     position = tl.arange(0, gamma_block)
     inside = r < rows

@@ -1,8 +1,8 @@
 """Write keys and values of a pass into all draft layers' caches in one launch (paper, 3.1.1).
 
-One product gives the keys and values of every layer. What is left is a norm over each key's head,
+One product gives the keys and values of every layer. The rest is a norm over each key's head,
 its rotation by the row's position, and a row of each layer's two caches. A program does that for
-one row and one layer, all heads at once, in float32. It looks at the slot first: rows without one
+one row and one layer, all heads at once, in float32. It checks the slot first: rows without one
 (`NOWHERE`, or below), which fill a graph's size, are skipped.
 
 Upstream (sglang/kernels/ops/speculative/dspark/fused_kv_write.py) has such a launch for
@@ -24,8 +24,8 @@ from torch import Tensor
 
 from sglang_dspark.kernels.rounding import narrowed
 
-NOWHERE = 0  # the cache slot that is no token's
-# Of the caches. E4M3 is converted to by devices of compute capability 8.9 and above.
+NOWHERE = 0  # the cache slot of no token
+# Of the caches. Devices of compute capability 8.9 and above convert to E4M3.
 TYPES = {
     torch.float32: tl.float32,
     torch.bfloat16: tl.bfloat16,
@@ -38,10 +38,10 @@ _MOST_FP8 = 448.0
 
 @dataclass(frozen=True)
 class DraftLayers:
-    """The caches of L draft layers of H key heads of D, and what makes keys of a projection.
+    """The caches of L draft layers of H key heads of D, and the parameters of their keys.
 
     keys, values: L tensors [slots, H, D] of one type; a slot is a contiguous row. norms: [L, D].
-    scales: [L, 2] float32, what keys and values are divided by. neox: whether the rotation pairs i
+    scales: [L, 2] float32, divisors of keys and values. neox: whether the rotation pairs i
     with i + half; else 2i with 2i + 1.
     """
 
@@ -54,21 +54,21 @@ class DraftLayers:
 
     @property
     def sizes(self) -> tuple[int, int, int]:
-        """L, H, D."""
+        """Return L, H, D."""
         return len(self.keys), self.keys[0].shape[1], self.keys[0].shape[2]
 
     @cached_property
     def table(self) -> Tensor:
-        """[L, 4] int64: addresses of keys and values, elements from a slot to the next one."""
+        """Return [L, 4] int64: addresses of keys and values, their strides from slot to slot."""
         pairs = zip(self.keys, self.values, strict=True)
         rows = [[k.data_ptr(), v.data_ptr(), k.stride(0), v.stride(0)] for k, v in pairs]
         return torch.tensor(rows, dtype=torch.int64, device=self.norms.device)
 
 
 def why_not(layers: DraftLayers, rotary: int) -> str | None:
-    """Why these caches are not written by `write_triton`; None: they are.
+    """Return the reason why `write_triton` cannot write these caches; None if it can.
 
-    rotary: of the D numbers of a head, those that are rotated.
+    rotary: number of rotated dimensions of a head's D.
     """
     _, heads, size = layers.sizes
     dtype, device = layers.keys[0].dtype, layers.keys[0].device
@@ -124,7 +124,7 @@ def write_triton(
 def write_torch(
     layers: DraftLayers, projected: Tensor, cos_sin: Tensor, positions: Tensor, slots: Tensor
 ) -> None:
-    """The reference of `write_triton`; same arguments, same caches but for rounding, anywhere."""
+    """Compute the reference of `write_triton`: same arguments, same caches but for rounding."""
     _check(layers, projected, cos_sin, positions, slots)
     count, heads, size = layers.sizes
     kept = slots > NOWHERE
@@ -145,12 +145,12 @@ def write_torch(
 
 
 def _stored(cache: Tensor) -> Tensor:
-    """As bytes where torch has no assignment by index."""
+    """View a cache as bytes where torch has no assignment by index."""
     return cache.view(torch.uint8) if cache.dtype is _FP8 else cache
 
 
 def _rotated(key: Tensor, cosines: Tensor, sines: Tensor, neox: bool) -> Tensor:
-    """key [n, H, D] by angles [n, 1, rotary / 2]."""
+    """Rotate key [n, H, D] by angles [n, 1, rotary / 2]."""
     half = cosines.shape[-1]
     turned, rest = key[..., : 2 * half], key[..., 2 * half :]
     if neox:
@@ -225,7 +225,7 @@ def _write_kernel(
 def _store(
     entry, scale, slot, columns, row, inside, dtype: tl.constexpr, interpreted: tl.constexpr
 ):
-    """A token's row [heads, size] into the cache whose address is at `entry`."""
+    """Store a token's row [heads, size] to the cache whose address is at `entry`."""
     row = tl.div_rn(row, tl.broadcast_to(tl.load(scale), row.shape))
     if dtype == tl.float8e4nv:
         row = tl.clamp(row, -448.0, 448.0, propagate_nan=tl.PropagateNan.ALL)

@@ -15,11 +15,11 @@ from torch import Tensor
 from sglang_dspark.kernels.grouped_layout import FP8, SCALE_BLOCK
 from sglang_dspark.kernels.rounding import fp8_quotients, narrowed
 
-_ROWS = 16  # rows a program
+_ROWS = 16  # rows of a program
 
 
 def fp8_rows(x: Tensor) -> tuple[Tensor, Tensor]:
-    """x [..., K] bfloat16 -> codes [..., K] float8_e4m3fn, scales [..., ceil(K/128)] float32.
+    """Quantise [..., K] bfloat16: codes [..., K] float8_e4m3fn, scales [..., ceil(K/128)] float32.
 
     Raises ValueError for another dtype or a tensor that is not contiguous.
     """

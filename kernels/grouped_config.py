@@ -18,7 +18,7 @@ from sglang_dspark.kernels.grouped_layout import FP4_GROUPS, SCALE_BLOCK
 @dataclass(frozen=True)
 class Tiling:
     """Rows, columns and depth of a tile's step, tiles of rows in a band, warps, pipeline stages,
-    programs a processor, and registers of a thread at most (None: as many as the kernel needs)."""
+    programs a processor, and most registers of a thread (None: as many as the kernel needs)."""
 
     block_m: int
     block_n: int
@@ -30,20 +30,20 @@ class Tiling:
     maxnreg: int | None = None
 
     def as_options(self) -> dict[str, int]:
-        """By keyword of the kernel."""
+        """Return the options by keyword of the kernel."""
         options = {name: value for name, value in asdict(self).items() if value is not None}
         del options["programs"]
         return options
 
 
 def tiling(group: int, form: str, x_scaled: bool, swiglu: bool, fp8_out: bool) -> Tiling:
-    """For groups of about so many rows, weights of a format, FP8 rows in, SwiGLU, FP8 rows out.
+    """Choose for groups of about `group` rows: weights of a format, FP8 rows in, SwiGLU, FP8 out.
 
-    A step is 128 deep, one group of FP8 scales; BF16 has none and takes half of that where tiles
-    are large. FP4 with few BF16 rows takes 256, so that each thread has 4 bytes of scales: fewer
-    cannot be copied ahead of time. With 16 rows, registers are limited to what three programs have.
+    A step is 128 deep, one group of FP8 scales; BF16 has none and uses half of that where tiles
+    are large. FP4 with few BF16 rows uses 256, so that each thread has 4 bytes of scales: fewer
+    cannot be copied ahead of time. With 16 rows, registers are limited to those of three programs.
     FP8 rows out need all 128 columns of a scale in one tile. SwiGLU has two accumulators and scaled
-    formats a partial sum beside each: 128 rows of those would spill registers.
+    formats a partial sum next to each: 128 rows of those would spill registers.
     """
     block_m = min(128, max(16, triton.next_power_of_2(max(group, 1))))
     if block_m <= 32:

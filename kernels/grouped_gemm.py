@@ -6,15 +6,15 @@ The layout is the one that DeepGEMM calls contiguous: rows sorted by expert, end
 its alignment of the groups. The rows may also be anywhere and be gathered.
 
 Scheduling is persistent: as many programs as the device holds, each of which reads the group sizes,
-cuts the groups into tiles as all others do, and computes every P-th tile. No size is read on the
-host and no launch precedes this one, so it neither synchronises nor depends on the routing, and can
-be captured in a graph. One program makes one output tile and sums over K in order: no atomics, the
-same bits in every run.
+cuts the groups into the same tiles, and computes every P-th tile. The host reads no size and
+no launch precedes this one, so it neither synchronises nor depends on the routing, and can
+be captured in a graph. One program makes one output tile and sums over K in order: no atomics, and
+bitwise the same result in every run.
 
 Formats are those of `GroupedOperands`. Partial sums of 128 columns of FP8 are scaled and added in
-float32, which also bounds what FP8 tensor cores lose in their short accumulators. On the way out,
-by choice: SwiGLU of the two halves of the weights' rows; quantisation to FP8 with one scale per
-1 x 128 (as `fp8_rows` does it); each row times its routing weight, to the place of its (token,
+float32, which also bounds the error of FP8 tensor cores' short accumulators. Optional epilogues:
+SwiGLU of the two halves of the weights' rows; quantisation to FP8 with one scale per
+1 x 128 (as in `fp8_rows`); each row times its routing weight, to the place of its (token,
 choice) pair, after which `routing.sum_pairs` adds the choices of a token in order.
 
 The reference is `kernels/grouped_reference.py`: compared with it on an H200, not timed there.
@@ -58,10 +58,10 @@ class Activations(NamedTuple):
 
 
 def m_grouped_gemm_nt_contiguous(operands: GroupedOperands) -> Tensor:
-    """Y [M, N] in `operands.out_dtype`; rows behind the last group are exactly zero.
+    """Compute Y [M, N] in `operands.out_dtype`; rows after the last group are exactly zero.
 
-    Raises ValueError where shapes, dtypes or scales do not fit each other; on the CPU, where values
-    can be read for nothing, also for group offsets out of order and for NaN or infinite weights.
+    Raises ValueError where shapes, dtypes or scales do not fit each other; on the CPU, where reads
+    cost no synchronisation, also for group offsets out of order and NaN or infinite weights.
     """
     operands.check()
     shape = (operands.rows, operands.weight.shape[1])
@@ -70,10 +70,10 @@ def m_grouped_gemm_nt_contiguous(operands: GroupedOperands) -> Tensor:
 
 
 def m_grouped_swiglu_nt_contiguous(operands: GroupedOperands, fp8: bool = False) -> Activations:
-    """silu(X G^T) * (X U^T) [M, N/2], the weights' rows being those of G, then those of U.
+    """Compute silu(X G^T) * (X U^T) [M, N/2]; the weights' rows are those of G, then those of U.
 
     In `operands.out_dtype`, or with fp8 in FP8 with float32 scales [M, ceil(N/2/128)]; padding rows
-    are exactly zero, their scale is one. ValueError as for the product, and for odd N.
+    are exactly zero, their scale is one. Raises ValueError as the product does, and for odd N.
     """
     operands.check()
     columns, odd = divmod(operands.weight.shape[1], 2)
@@ -91,11 +91,11 @@ def m_grouped_swiglu_nt_contiguous(operands: GroupedOperands, fp8: bool = False)
 def m_grouped_scatter_nt_contiguous(
     operands: GroupedOperands, pairs: Tensor, weights: Tensor
 ) -> Tensor:
-    """[T, N]: row i times weights.flatten()[pairs[i]], summed by token, choices in order.
+    """Compute [T, N]: row i times weights.flatten()[pairs[i]], summed by token, choices in order.
 
     pairs: [M] int32, a permutation of the T * top_k pairs (token * top_k + choice), as
-    `routing.route` gives it; rows behind the last group count as zero. weights: [T, top_k] float32.
-    Products are rounded to `operands.out_dtype`, sums are float32. ValueError as for the product.
+    `routing.route` returns it; rows after the last group count as zero. weights: [T, top_k]
+    float32. Products are rounded to `operands.out_dtype`, sums are float32. ValueError as above.
     """
     if operands.pairs is not None:
         raise ValueError("grouped GEMM: rows are gathered by the first product, not by the second")
@@ -148,7 +148,7 @@ def _launch(
 
 
 def _weight_rows(operands: GroupedOperands, form: str) -> tuple[Tensor, int, int]:
-    """Weights, FP4 codes four to an int16; elements of a row of them and of FP4's scales."""
+    """Return weights, FP4 codes four to an int16, and elements of a row of them and of scales."""
     weight, scale = operands.weight, operands.weight_scale
     if form not in FP4_GROUPS or scale is None:
         return weight, weight.shape[-1], 1
@@ -187,7 +187,7 @@ def _grouped_kernel(
     offsets,  # [E + 1]
     size,  # M
     experts, n, k, w_width, scale_width,  # the last two: of a row of w, of FP4's w_scale
-    top_k: tl.constexpr,  # 0: rows are not gathered
+    top_k: tl.constexpr,  # 0: no gathering
     scatter: tl.constexpr, swiglu: tl.constexpr, fp8_out: tl.constexpr,
     form: tl.constexpr, x_scaled: tl.constexpr, joined: tl.constexpr, upcast: tl.constexpr,
     groups_block: tl.constexpr, block_m: tl.constexpr, block_n: tl.constexpr, block_k: tl.constexpr,
@@ -218,8 +218,8 @@ def _grouped_kernel(
 def _tile_rows(
     offsets, gather, group, tile, size, experts, k, top_k: tl.constexpr, block_m: tl.constexpr,
 ):  # fmt: skip
-    """Rows [block_m] of a group's tile, which of them are there, which lie within the group's
-    bounds, the rows of x that they are made of; and K, or 0 where none is there."""
+    """Return rows [block_m] of a group's tile, which exist, which lie within the group's
+    bounds, the rows of x that they are made of; and K, or 0 if no row exists."""
     start, end, edge = bounds(offsets, group, size, experts)
     start += tile * block_m
     rows = start.to(tl.int64) + tl.arange(0, block_m)
@@ -242,12 +242,12 @@ def _tile_product(
     expert,
     columns,  # of the output, [block_n]
     width,  # columns of the output
-    depth,  # K, or 0 where there is nothing to add
+    depth,  # K, or 0 for an empty sum
     n, k, w_width, scale_width,
     swiglu: tl.constexpr, form: tl.constexpr, x_scaled: tl.constexpr, joined: tl.constexpr,
     upcast: tl.constexpr, block_m: tl.constexpr, block_n: tl.constexpr, block_k: tl.constexpr,
 ):  # fmt: skip
-    """W[columns] X[rows]^T of an expert, [block_n, block_m] float32, or SwiGLU of its halves."""
+    """Compute W[columns] X[rows]^T of an expert, [block_n, block_m] float32, or its SwiGLU."""
     acc = tl.zeros((block_n, block_m), tl.float32)
     up = acc
     column_ok = columns < width
@@ -294,7 +294,7 @@ def _store_tile(
     fp8_out: tl.constexpr,
     upcast: tl.constexpr,
 ):
-    """A finished tile to where it belongs: with scatter weighted and to the places of its pairs."""
+    """Store a finished tile: in place, or with scatter weighted to the places of its pairs."""
     target = rows
     if scatter:
         target = tl.load(pairs + rows, mask=keep, other=0).to(tl.int64)

@@ -34,9 +34,9 @@ class GroupedOperands:
       mxfp4: [E, N, K/2] uint8, the even column in the low four bits; [E, N, K/32] uint8 (E8M0).
       nvfp4: [E, N, K/2] uint8; [E, N, K/16] float8_e4m3fn; [E] float32.
     offsets: [E+1] int32, group e is rows offsets[e]..offsets[e+1]; offsets[0] is 0, rows from
-    offsets[E] on are padding. x_scale: [M, ceil(K/128)] float32, for FP8 rows, which only quantised
-    weights take. out_dtype: bfloat16 or float32. pairs: [M] int32, row i of the product is that of
-    x[pairs[i] // top_k]; as `routing.route` gives it.
+    offsets[E] on are padding. x_scale: [M, ceil(K/128)] float32, for FP8 rows, which require
+    quantised weights. out_dtype: bfloat16 or float32. pairs: [M] int32, row i of the product is
+    that of x[pairs[i] // top_k]; as `routing.route` returns it.
     """
 
     x: Tensor
@@ -51,11 +51,11 @@ class GroupedOperands:
 
     @property
     def rows(self) -> int:
-        """M."""
+        """Return M."""
         return len(self.x if self.pairs is None else self.pairs)
 
     def check(self) -> None:
-        """Raise ValueError, in one line, where the operands do not fit each other."""
+        """Raise ValueError, in one line, if the operands do not fit each other."""
         _require(self.x.dim() == 2, f"x is {tuple(self.x.shape)}, expected [M, K]")
         _check_product(self)
         if self.pairs is not None:
@@ -83,9 +83,9 @@ class GroupedOperands:
 
 
 def weight_format(given: GroupedOperands | Weights) -> str:
-    """`bf16`, `fp8`, `mxfp4` or `nvfp4`, as the dtypes of weight and scale say.
+    """Return `bf16`, `fp8`, `mxfp4` or `nvfp4`, by the dtypes of weight and scale.
 
-    Raises ValueError where they are none of these.
+    Raises ValueError for other dtypes.
     """
     codes, scale = given.weight.dtype, given.weight_scale
     if codes == torch.bfloat16:
@@ -154,7 +154,7 @@ def _check_weight_scales(given: GroupedOperands, format_: str, inner: int) -> No
 
 
 def _check_values(given: GroupedOperands, format_: str) -> None:
-    """No NaN and no infinity in weights and scales, where they can be read for nothing."""
+    """Require finite weights and scales, where reading them costs no synchronisation."""
     for name in ("weight", "weight_scale", "weight_global"):
         part = getattr(given, name)
         if part is None or (part.dtype == torch.uint8 and name == "weight"):

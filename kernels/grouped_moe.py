@@ -1,9 +1,9 @@
 """Compute a layer's experts, Y[t] = sum_j weight[t, j] down(swiglu(gate_up(x[t]))): five launches.
 
-Route; gate and up with the rows gathered as they are read, SwiGLU on the way out; down, each row
+Route; gate and up, with rows gathered while reading and SwiGLU in the epilogue; down, each row
 weighted and written to its (token, choice) pair; the sum over a token's choices. With FP8
-activations the tokens are quantised first, once each, and SwiGLU's result as it is written. No
-launch waits for the host and none has a shape that depends on the routing.
+activations the tokens are quantised first, once each, and SwiGLU's result when it is written. No
+launch waits for the host and no shape depends on the routing.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from sglang_dspark.kernels.routing import route
 def fused_experts(
     x: Tensor, ids: Tensor, weights: Tensor, gate_up: Weights, down: Weights, fp8: bool = False
 ) -> Tensor:
-    """[T, d] bfloat16 of x [T, d] bfloat16.
+    """Compute the experts of x [T, d] bfloat16: [T, d] bfloat16.
 
     ids: [T, top_k] int32 or int64, a choice outside 0..E-1 counts as zero (another rank has it).
     weights: [T, top_k] float32. gate_up: rows of gate, then of up, [E, 2I, d]. down: [E, d, I].
-    fp8: activations in FP8, 1 x 128 scales; the weights must be quantised then. Raises ValueError
+    fp8: activations in FP8, 1 x 128 scales; the weights must then be quantised. Raises ValueError
     where they do not fit each other.
     """
     routed = route(ids, len(gate_up.weight))
@@ -66,8 +66,8 @@ def fused_experts_reference(
     down: Weights,
     through: Callable[[Tensor], Tensor] = Tensor.double,
 ) -> Tensor:
-    """[T, d] float64, expert by expert. through: what becomes of the rows before each product, by
-    default nothing."""
+    """Compute [T, d] float64, expert by expert. through: function applied to the rows before each
+    product, by default only a conversion to float64."""
     first, second = weight_values(gate_up), weight_values(down)
     out = x.double().new_zeros(x.shape)
     for e in range(len(first)):

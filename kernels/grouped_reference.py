@@ -20,7 +20,7 @@ E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3
 
 
 def m_grouped_gemm_nt_contiguous_reference(operands: GroupedOperands) -> Tensor:
-    """Y [M, N] float64 of `grouped_gemm.m_grouped_gemm_nt_contiguous`, on any device."""
+    """Compute Y [M, N] float64 of `grouped_gemm.m_grouped_gemm_nt_contiguous`, on any device."""
     operands.check()
     x, weight = activation_values(operands.x, operands.x_scale), weight_values(operands)
     if operands.pairs is not None:
@@ -32,13 +32,13 @@ def m_grouped_gemm_nt_contiguous_reference(operands: GroupedOperands) -> Tensor:
 
 
 def swiglu_reference(product: Tensor) -> Tensor:
-    """silu(left half) * right half of [M, N], `m_grouped_swiglu_nt_contiguous` of a product."""
+    """Compute silu(left half) * right half of [M, N], as `m_grouped_swiglu_nt_contiguous`."""
     gate, up = product.chunk(2, -1)
     return silu(gate) * up
 
 
 def scatter_reference(product: Tensor, pairs: Tensor, weights: Tensor, used: Tensor) -> Tensor:
-    """[T, N] float64 of `m_grouped_scatter_nt_contiguous`: product [M, N], pairs and used [M]."""
+    """Sum product [M, N] to [T, N] as `m_grouped_scatter_nt_contiguous`; pairs, used [M]."""
     rows, own = product[used], pairs[used].long()
     out = product.new_zeros(weights.shape[0], product.shape[-1])
     out.index_add_(0, own // weights.shape[1], rows * weights.double().flatten()[own][:, None])
@@ -46,12 +46,12 @@ def scatter_reference(product: Tensor, pairs: Tensor, weights: Tensor, used: Ten
 
 
 def activation_values(x: Tensor, scale: Tensor | None) -> Tensor:
-    """Rows that codes and scales stand for, float64."""
+    """Return the rows that codes and scales represent, float64."""
     return x.double() if scale is None else x.double() * _spread(scale, SCALE_BLOCK, x.shape[-1])
 
 
 def weight_values(operands: GroupedOperands | Weights) -> Tensor:
-    """Weights [E, N, K] that codes and scales stand for, float64."""
+    """Return the weights [E, N, K] that codes and scales represent, float64."""
     weight, scale, form = operands.weight, operands.weight_scale, weight_format(operands)
     if scale is None:
         return weight.double()
@@ -64,7 +64,7 @@ def weight_values(operands: GroupedOperands | Weights) -> Tensor:
         factor = torch.ldexp(torch.ones_like(scale, dtype=torch.float64), scale.int() - 127)
         factor = factor.masked_fill(scale == 255, float("nan"))
     else:
-        assert operands.weight_global is not None  # `check` has seen to it
+        assert operands.weight_global is not None  # `check` requires it
         factor = scale.double() * operands.weight_global.double()[:, None, None]
     return table[codes.long()] * _spread(factor, FP4_GROUPS[form], codes.shape[-1])
 
@@ -74,8 +74,8 @@ def _spread(scale: Tensor, group: int, width: int) -> Tensor:
 
 
 def calc_diff(found: Tensor, expected: Tensor) -> float:
-    """1 - 2 <a, b> / (|a|^2 + |b|^2): 0 when equal, about half the squared relative error when
-    near; 0 for two zero tensors. It finds wrong rows among any number of right ones."""
+    """Compute 1 - 2 <a, b> / (|a|^2 + |b|^2): 0 when equal, about half the squared relative error
+    when near; 0 for two zero tensors. It finds wrong rows among any number of right ones."""
     a, b = found.double(), expected.double()
     norm = float((a * a + b * b).sum())
     return 0.0 if norm == 0 else 1 - 2 * float((a * b).sum()) / norm

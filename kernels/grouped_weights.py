@@ -1,18 +1,18 @@
 """Multiply a tile of weights in any format by a tile of rows: one step of a grouped GEMM.
 
-Weights come first in the product, so that the accumulator is [columns, rows]: tensor instructions
-require 64 of the first and as few as 16 of the second, which is what decoding has.
+Weights are first in the product, so that the accumulator is [columns, rows]: tensor instructions
+require 64 of the first and as few as 16 of the second, and decoding has few rows.
 
-FP4 weights are read four codes (16 bits) at a time: code j of all fours meets the columns j,
-j + 4, ... of the rows, so nothing is interleaved. On Blackwell, for whose tensor memory Triton
+FP4 weights are read four codes (16 bits) at a time: code j of all fours is multiplied with columns
+j, j + 4, ... of the rows, without interleaving. On Blackwell, for whose tensor memory Triton
 compiles four chained products wrongly, the four tiles are joined before one product.
 
 Two fours are converted at once, as packed BF16: the sign moves to bit 15 of each half and the
 magnitude to bits 8..6, which is the code's value times 2^-126. (0.5 is a subnormal number, which
 BF16 products keep.) One multiplication by 2^126 and one by the scale follow; a single one by their
 product would overflow where the scale is above 2. Code x E8M0 or E4M3 scale has at most six
-significant bits, so it is exact in BF16, as FP8 codes are. NVFP4's scale of a matrix waits for the
-end.
+significant bits, so it is exact in BF16, as FP8 codes are. NVFP4's scale of a matrix is applied at
+the end.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import triton
 import triton.language as tl
 
 # Registers $0..$3: code j of two fours, times its scale, as packed BF16; $4: the fours; $5: their
-# scales. The integer products copy a code to where its sign and where its magnitude belong, 6 bits
+# scales. The integer products copy a code to the places of its sign and of its magnitude, 6 bits
 # apart. `fma` and not `mul`, which needs sm_90; adding -0 keeps the sign of a zero.
 _CODES_TO_BF16 = tl.constexpr(
     """{
@@ -55,7 +55,7 @@ _CODES_TO_BF16 = tl.constexpr(
 
 @triton.jit
 def scaled_codes(fours, scale, upcast: tl.constexpr):
-    """Values of the codes 0, 1, 2 and 3 of fours (int16) times their scales, four tiles.
+    """Multiply the codes 0, 1, 2 and 3 of fours (int16) with their scales, four tiles.
 
     Scales and values are BF16; with upcast float32, made of the same bits, for the interpreter,
     which runs no assembly.
@@ -80,8 +80,8 @@ def scaled_codes(fours, scale, upcast: tl.constexpr):
 
 @triton.jit
 def _code_value(sign, size):
-    """float32 of codes whose sign is bit 15 of one int32 and whose magnitude bits 8..6 of another:
-    0, 0.5, 1, 1.5, 2, 3, 4, 6 and their negatives."""
+    """Return float32 of codes with their sign in bit 15 of one int32 and their magnitude in bits
+    8..6 of another: 0, 0.5, 1, 1.5, 2, 3, 4, 6 and their negatives."""
     bits = ((sign & 0x8000) | (size & 0x01C0)) << 16
     return bits.to(tl.float32, bitcast=True) * 8.507059173023462e37  # 2^126
 
@@ -107,7 +107,7 @@ _E8M0_TO_BF16 = tl.constexpr(
 
 @triton.jit
 def e8m0(code, upcast: tl.constexpr):
-    """Codes (uint8) -> powers of two 2^(code - 127); 255 -> NaN. BF16, or with upcast float32."""
+    """Convert codes (uint8) to 2^(code - 127), 255 to NaN; BF16, or with upcast float32."""
     if upcast:
         bits = code.to(tl.int32)
         special = tl.where(bits == 0, 0x00400000, 0x7FC00000)
@@ -132,9 +132,9 @@ def load_rows(
     upcast: tl.constexpr,
     block_k: tl.constexpr,
 ):
-    """Columns step.. of some rows of x [*, K], transposed: [block_k, rows], or for FP4 four tiles
-    [block_k / 4, rows] of every fourth column, from 0, 1, 2 and 3, unless joined. FP8 rows
-    stay FP8, but BF16 beside FP4."""
+    """Load columns step.. of some rows of x [*, K], transposed: [block_k, rows], or for FP4 four
+    tiles [block_k / 4, rows] of every fourth column, from 0, 1, 2 and 3, unless joined. FP8 rows
+    stay FP8, but become BF16 for FP4 weights."""
     inner = step + tl.arange(0, block_k)
     tile = tl.load(
         x + rows[:, None] * k + inner[None, :],
@@ -157,8 +157,7 @@ def load_rows(
 
 @triton.jit
 def load_scales(x_scale, rows, row_ok, step, k, x_scaled: tl.constexpr):
-    """Scales [rows] of the columns step.. of FP8 rows; zeros, not to be used, where there are
-    none."""
+    """Load scales [rows] of the columns step.. of FP8 rows; unused zeros if unscaled."""
     if x_scaled:
         place = rows * ((k + 127) // 128) + step // 128
         scales = tl.load(x_scale + place, mask=row_ok, other=0.0)
@@ -170,7 +169,7 @@ def load_scales(x_scale, rows, row_ok, step, k, x_scaled: tl.constexpr):
 @triton.jit
 def add_product(
     acc,  # [columns, rows] float32
-    parts,  # of the rows, as `load_rows` gives them
+    parts,  # of the rows, as `load_rows` returns them
     own,  # [rows] float32, scales of the rows
     w,  # weights, any format, FP4 as int16
     w_scale,
@@ -180,7 +179,7 @@ def add_product(
     form: tl.constexpr, x_scaled: tl.constexpr, joined: tl.constexpr, upcast: tl.constexpr,
     block_k: tl.constexpr,
 ):  # fmt: skip
-    """acc + W[columns, step..] X[rows, step..]^T."""
+    """Return acc + W[columns, step..] X[rows, step..]^T."""
     if form == "mxfp4" or form == "nvfp4":
         tiles = _fp4(
             w, w_scale, expert, columns, column_ok, step, n, w_width, scale_width,
@@ -209,7 +208,7 @@ def add_product(
 
 @triton.jit
 def _block_scales(w_scale, expert, columns, column_ok, step, n, k):
-    """Scales [columns] of the blocks of 128 x 128 that the columns step.. lie in."""
+    """Load scales [columns] of the 128 x 128 blocks that contain the columns step..."""
     deep = (k + 127) // 128
     place = (expert * ((n + 127) // 128) + columns // 128) * deep + step // 128
     return tl.load(w_scale + place, mask=column_ok, other=0.0)
@@ -217,7 +216,7 @@ def _block_scales(w_scale, expert, columns, column_ok, step, n, k):
 
 @triton.jit
 def _whole(w, expert, columns, column_ok, step, n, k, block_k: tl.constexpr):
-    """Weights of the columns step.., [columns, block_k], one to a place; E4M3 is exact in BF16."""
+    """Load weights of the columns step.., [columns, block_k], one each; E4M3 is exact in BF16."""
     inner = step + tl.arange(0, block_k)
     return tl.load(
         w + (expert * n + columns[:, None]) * k + inner[None, :],
@@ -231,10 +230,10 @@ def _fp4(
     w, w_scale, expert, columns, column_ok, step, n, w_width, scale_width,
     form: tl.constexpr, joined: tl.constexpr, upcast: tl.constexpr, block_k: tl.constexpr,
 ):  # fmt: skip
-    """Scaled weights of every fourth column from step, step + 1, + 2 and + 3, four tiles
+    """Load scaled weights of every fourth column from step, step + 1, + 2 and + 3, four tiles
     [columns, block_k / 4]; joined, one tile [columns, block_k].
 
-    Widths are arguments, which Triton knows to be multiples of 16 where they are: then 16 bytes of
+    Widths are arguments, so that Triton knows which are multiples of 16: then 16 bytes of
     codes and all scales of a step are copied at once, ahead of time.
     """
     group: tl.constexpr = 32 if form == "mxfp4" else 16
@@ -250,7 +249,7 @@ def _fp4(
         w_scale + line[:, None] * scale_width + at[None, :],
         mask=column_ok[:, None] & (at < scale_width)[None, :],
         other=0.0,
-    )  # none of an absent column may be NaN, whose codes are zero
+    )  # of absent columns too, whose codes are zero: none may be NaN
     if form == "mxfp4":
         scale = e8m0(scale, upcast)
     else:

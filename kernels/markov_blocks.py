@@ -26,8 +26,8 @@ class Noise:
 class Mixing:
     """Inputs of W2 in a gated or recurrent head (`sglang_dspark.drafter.heads`).
 
-    from_hidden: [R, gamma, r] or [R, gamma, 3r], what the head's projection has of the hidden
-    states, its bias included; no draft changes it. weight: [r, r], the projection's columns for
+    from_hidden: [R, gamma, r] or [R, gamma, 3r], the head's projection of the hidden states, its
+    bias included; it does not depend on drafts. weight: [r, r], the projection's columns for
     W1[x_{k-1}], or [3r, 2r], those for the state and W1[x_{k-1}].
     """
 
@@ -55,12 +55,12 @@ class Blocks:
     """Inputs of the draft blocks of R requests. Values are not checked.
 
     base: [R, gamma, n] float32, bfloat16 or float16, the backbone's logits U_k. anchors: [R] int64
-    token ids x_0. w1: [V, r], w2: [n, r], one type of the three. temperatures: [R] float32, 0 where
-    the argmax is taken, and noise, None together: all are an argmax. logits: written with
-    U_k + B(x_{k-1}) in the `step_dtype`, [R, gamma, n], or by token id [R, gamma, V] where
-    draft_ids are given, which leaves tokens outside as they are; None: not kept. draft_ids: [n]
+    token ids x_0. w1: [V, r], w2: [n, r], one type of the three. temperatures: [R] float32, 0 for
+    argmax drafts, and noise, both None: all are an argmax. logits: written with
+    U_k + B(x_{k-1}) in the `step_dtype`, [R, gamma, n], or by token id [R, gamma, V] with
+    draft_ids, which leaves tokens outside unchanged; None: not saved. draft_ids: [n]
     int64, token id of each column of a reduced draft vocabulary. mixing: of heads that are not
-    vanilla. judge: the confidence head, where there is one.
+    vanilla. judge: the confidence head, if any.
     """
 
     base: Tensor
@@ -76,14 +76,14 @@ class Blocks:
 
     @property
     def step_dtype(self) -> torch.dtype:
-        """Of U_k + B(x_{k-1}): what torch makes of the two."""
+        """Return the type of U_k + B(x_{k-1}): torch's promotion of the two."""
         return torch.promote_types(self.base.dtype, self.w1.dtype)
 
 
 def mixing_of(head: nn.Module, hidden: Tensor | None) -> Mixing | None:
-    """Of a head with the weights of `sglang_dspark.drafter.heads`; None of a vanilla one.
+    """Project hidden states by a head of `sglang_dspark.drafter.heads`; None for a vanilla one.
 
-    hidden: [R, gamma, d], needed by the other two.
+    hidden: [R, gamma, d], required by the other two.
     """
     gate, joint = getattr(head, "gate_proj", None), getattr(head, "joint_proj", None)
     if gate is None and joint is None:
@@ -91,17 +91,17 @@ def mixing_of(head: nn.Module, hidden: Tensor | None) -> Mixing | None:
     if hidden is None:
         raise ValueError("markov: a head that is not vanilla needs hidden states")
     width = hidden.shape[-1]
-    if gate is not None:  # of [h; W1[x]]
+    if gate is not None:  # input [h; W1[x]]
         of_hidden, of_token = gate.weight[:, :width], gate.weight[:, width:]
         return Mixing(nn.functional.linear(hidden, of_hidden, gate.bias), of_token)
     assert joint is not None
-    own = joint.weight.shape[1] - width  # of [s; W1[x]; h]
+    own = joint.weight.shape[1] - width  # input [s; W1[x]; h]
     of_hidden = joint.weight[:, own:]
     return Mixing(nn.functional.linear(hidden, of_hidden, joint.bias), joint.weight[:, :own])
 
 
 def check(given: Blocks, scratch: Tensor | None = None) -> None:
-    """Raises ValueError on shapes, types or strides that do not fit."""
+    """Raise ValueError on shapes, types or strides that do not fit."""
     if given.base.dim() != 3 or given.w1.dim() != 2:
         raise ValueError("markov: base must be [R, gamma, n], w1 [V, r]")
     requests, gamma, width = given.base.shape
@@ -132,7 +132,7 @@ _Wanted = tuple[Tensor | None, _Shapes, tuple[torch.dtype, ...], bool]
 
 
 def _wanted(given: Blocks) -> dict[str, _Wanted]:
-    """By name: a part, the shapes and types it may have, and whether it must be contiguous."""
+    """Return by name: a part, its allowed shapes and types, and whether it must be contiguous."""
     requests, gamma, width = given.base.shape
     vocab, rank = given.w1.shape
     own, real, whole = (given.w1.dtype,), (torch.float32,), (torch.int64,)
@@ -164,7 +164,7 @@ def _wanted(given: Blocks) -> dict[str, _Wanted]:
 
 
 def why_not(given: Blocks) -> str | None:
-    """Return what `markov_sample` refuses in a batch; None if nothing."""
+    """Return the reason why `markov_sample` refuses a batch, or None."""
     try:
         check(given)
     except ValueError as error:

@@ -3,7 +3,7 @@
 Products with W1[x_{k-1}], the inputs of W2 of gated and recurrent heads, and the confidence
 (`sglang_dspark.drafter.heads`, `confidence`).
 
-`drawn` holds what the token in front is read from: the best keys of each step and request, the
+`drawn` holds the inputs of the previous token: the best keys of each step and request, the
 anchors and their stride, the token ids of a reduced vocabulary, the number of requests.
 """
 
@@ -17,13 +17,13 @@ from sglang_dspark.kernels.rounding import narrowed
 
 @triton.jit
 def column_of(best):
-    """The column that a key of `markov_sample.highest` names."""
+    """Return the column of a key of `markov_sample.highest`."""
     return 2147483647 - (best & 2147483647)
 
 
 @triton.jit
 def previous(drawn, step, r, inside):
-    """x_{k-1} (int64) of requests r: the anchor, or what the step in front chose."""
+    """Return x_{k-1} (int64) of requests r: the anchor, or the previous step's choice."""
     best, anchors, anchor_stride, ids, requests = drawn
     anchor = tl.load(anchors + r * anchor_stride, mask=inside & (step == 0), other=0)
     later = inside & (step > 0)
@@ -41,9 +41,9 @@ def product(
     source, row, inside, weight, column, known, weight_stride, depth,
     interpreted: tl.constexpr, rows: tl.constexpr, block: tl.constexpr, ranks: tl.constexpr,
 ):  # fmt: skip
-    """source[row] weight[column]^T, [rows, block] float32; zeros where a row is not inside.
+    """Compute source[row] weight[column]^T, [rows, block] float32; zeros for rows not inside.
 
-    source: [*, depth] contiguous. Weights come first in the product, as in `grouped_weights.py`.
+    source: [*, depth] contiguous. Weights are first in the product, as in `grouped_weights.py`.
     """
     acc = tl.zeros((block, rows), tl.float32)
     for at in range(0, depth, ranks):
@@ -83,9 +83,9 @@ def mix(
     step, drawn, w1, mixing, states, latents, rank, recurrent: tl.constexpr,
     interpreted: tl.constexpr, rows: tl.constexpr, ranks: tl.constexpr,
 ):  # fmt: skip
-    """The input of W2 of every request, [R, r], and the state behind it.
+    """Compute the input of W2 of every request, [R, r], and the state after it.
 
-    states: [2, R, r] float32, one read and one written in turn; that of the first step is zero.
+    states: [2, R, r] float32, one read and one written in turn; the first step's state is zero.
     """
     requests, parts = drawn[4], tl.cdiv(rank, ranks)
     items = tl.cdiv(requests, rows) * parts
@@ -120,7 +120,7 @@ def projected(
     part, step, came, w1, mixing, before, rank,
     interpreted: tl.constexpr, rows: tl.constexpr, ranks: tl.constexpr,
 ):  # fmt: skip
-    """Outputs j of the `part`-th r of the head's projection, [rows, ranks] float32.
+    """Compute outputs j of the `part`-th r of the head's projection, [rows, ranks] float32.
 
     before: the states of a recurrent head, else None.
     """
@@ -148,7 +148,7 @@ def judge(
     step, drawn, w1, features, feature_stride, feature_step, weight, bias, confidence,
     gamma, rank, depth, with_markov: tl.constexpr, interpreted: tl.constexpr, chunk: tl.constexpr,
 ):  # fmt: skip
-    """Confidence logits of this step, a request after the other."""
+    """Compute the confidence logits of this step, one request after the other."""
     requests = drawn[4]
     for r in range(tl.program_id(0), requests, tl.num_programs(0)):
         row = tl.zeros([1], tl.int64) + r

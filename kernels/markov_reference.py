@@ -1,4 +1,4 @@
-"""Compute the float64 reference of markov_sample.py by position; it rounds where that rounds.
+"""Compute the float64 reference of markov_sample.py by position, rounding where that rounds.
 
 Given drafts it returns each position's tokens for the drafts before it, so one draft that rounding
 decides does not change the comparison of the others.
@@ -17,8 +17,8 @@ _ROUNDS = 10
 
 
 class Reference(NamedTuple):
-    """tokens: [R, gamma] int64, what each position chooses. keys: [R, gamma, n] float64, of which
-    it is the largest. logits: [R, gamma, n] in the step's type. confidence: [R, gamma] float64."""
+    """tokens: [R, gamma] int64, each position's choice. keys: [R, gamma, n] float64; the choice has
+    the largest. logits: [R, gamma, n] in the step's type. confidence: [R, gamma] float64."""
 
     tokens: Tensor
     keys: Tensor
@@ -27,7 +27,7 @@ class Reference(NamedTuple):
 
 
 def markov_torch(given: Blocks, drafts: Tensor | None = None) -> Reference:
-    """By the drafts [R, gamma] in front if there are some, else by its own."""
+    """Compute the steps after the given drafts [R, gamma] if any, else after its own drafts."""
     previous, state = given.anchors, torch.zeros_like(given.w1[given.anchors], dtype=torch.float64)
     found = []
     for k in range(given.base.shape[1]):
@@ -49,7 +49,7 @@ def markov_torch(given: Blocks, drafts: Tensor | None = None) -> Reference:
 def _latent(
     mixing: Mixing | None, k: int, embedded: Tensor, state: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Input of W2 [R, r] in the weights' type, and the state [R, r] float64 behind it."""
+    """Return the input of W2 [R, r] in the weights' type, and the next state [R, r] float64."""
     if mixing is None:
         return embedded, state
     dtype, inputs = embedded.dtype, embedded.double()
@@ -65,7 +65,7 @@ def _latent(
 
 
 def _confidence(given: Blocks, k: int, embedded: Tensor) -> Tensor:
-    """[R] float64; nothing without a confidence head."""
+    """Return confidence logits [R] float64; empty without a confidence head."""
     if given.judge is None:
         return embedded.new_zeros(0)
     features, weight = given.judge.features[:, k], given.judge.weight.double()
@@ -76,7 +76,7 @@ def _confidence(given: Blocks, k: int, embedded: Tensor) -> Tensor:
 
 
 def _raced(given: Blocks, logits: Tensor, k: int) -> Tensor:
-    """logits / T - log e of the requests with a temperature [R, n]; the others' logits."""
+    """Return logits / T - log e for requests with a temperature [R, n]; else the logits."""
     assert given.temperatures is not None
     assert given.noise is not None
     rows, width = logits.shape
@@ -98,8 +98,8 @@ def _raced(given: Blocks, logits: Tensor, k: int) -> Tensor:
 
 
 def philox(key: int, *counter: Tensor) -> tuple[Tensor, ...]:
-    """Philox4x32-10 (Salmon et al., SC 2011): four words (int64, 0 <= w < 2^32) of each counter of
-    four such words, all of one shape."""
+    """Compute Philox4x32-10 (Salmon et al., SC 2011): four words (int64, 0 <= w < 2^32) of each
+    counter of four such words, all of one shape."""
     low, high = key & 0xFFFFFFFF, key >> 32
     a, b, c, d = counter
     for turn in range(_ROUNDS):
@@ -111,7 +111,7 @@ def philox(key: int, *counter: Tensor) -> tuple[Tensor, ...]:
 
 
 def _product(words: Tensor, factor: int) -> tuple[Tensor, Tensor]:
-    """High and low words of a product with a 32-bit factor; int64 would hold no more than 63."""
+    """Return high and low words of a product with a 32-bit factor, which int64 cannot hold."""
     below, above = words * (factor & 0xFFFF), words * (factor >> 16)
     middle = above + (below >> 16)
     return middle >> 16, ((middle & 0xFFFF) << 16) | (below & 0xFFFF)

@@ -1,20 +1,20 @@
 """Run the sequential head's gamma steps over a batch in one launch (paper, 3.1.2).
 
 x_k is drawn from softmax((U_k + B(x_{k-1})) / T), or is the argmax where T is 0. Programs own tiles
-of the vocabulary and, a tile at a time, go through the requests, so W2 is read once a step. Each
-tile's best token goes into its request's place by an atomic maximum of keys that order by value,
-then by lowest token. Behind a step the programs meet at a counter, and all read what was drawn.
-Heads that are not vanilla meet twice a step: first their inputs of W2 are made, [R, r].
-The last program to arrive writes the tokens and zeroes what the next launch counts on.
+of the vocabulary and, a tile at a time, loop over the requests, so W2 is read once a step. Each
+tile updates its request's best token by an atomic maximum of keys that order by value,
+then by lowest token. After a step the programs meet at a counter, and all read the drawn tokens.
+Heads that are not vanilla meet twice a step: first their inputs of W2 are computed, [R, r].
+The last program to arrive writes the tokens and zeroes the next launch's counters.
 
 Programs that meet must all be resident: at most one a multiprocessor, in a cooperative launch,
 which the driver refuses if they do not fit. Triton's interpreter runs one program after the other;
 there one does all steps, or many do one phase a launch (`Launch.split`).
 
 Sampling is Gumbel-max over Philox words by key, token, request, position and block, those of
-SGLang's step (sglang/kernels/ops/speculative/dspark/markov_sample.py): the same noise, the
+SGLang's step (sglang/kernels/ops/speculative/dspark/markov_sample.py): the same noise, and the
 same draft except where rounding decides. Bias and sum are rounded as there, and `Blocks.logits`
-has the logits that were drawn from. The float64 reference is `markov_reference.py`.
+contains the logits that were drawn from. The float64 reference is `markov_reference.py`.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Launch(NamedTuple):
     """rows: requests of a product, block: tokens of a tile, ranks: depth of a product's step,
     powers of two from 16 on. rows None: by the batch. ranks None: 128 bytes of weights, with which
     every tile of 128 fits into 99 KiB, the shared memory of the smallest GPU. programs None: one a
-    multiprocessor, or one where there is none. split: a launch for each phase.
+    multiprocessor, or one without multiprocessors. split: a launch for each phase.
     """
 
     rows: int | None = None
@@ -61,7 +61,7 @@ class Launch(NamedTuple):
 
 
 _USUAL = Launch()
-# On an H200 quicker at every batch, by a tenth to a third (results/gpu_markov_tiles_h200.json).
+# On an H200 faster at every batch, by a tenth to a third (results/gpu_markov_tiles_h200.json).
 LARGE = Launch(block=256, num_warps=16)
 LARGE_BYTES = 160 * 1024  # of shared memory: A100, H100 and later ones for servers
 
@@ -69,12 +69,12 @@ LARGE_BYTES = 160 * 1024  # of shared memory: A100, H100 and later ones for serv
 def markov_triton(
     given: Blocks, scratch: Tensor | None = None, how: Launch | None = None
 ) -> Drafts:
-    """The drafts of every request; `given.logits` is written.
+    """Draft for every request; write `given.logits`.
 
     how: None: by the device.
-    scratch: [1 + gamma * R or more] int64 zeros on the device, zeros again behind the launch, not
-    to be shared by launches that overlap; None: made here.
-    Raises ValueError on shapes or types that do not fit, or for programs that would wait for ever.
+    scratch: [1 + gamma * R or more] int64 zeros on the device, zeros again after the launch;
+    launches that overlap must not share it; None: made here.
+    Raises ValueError on shapes or types that do not fit, or for programs that would deadlock.
     """
     check(given, scratch)
     requests, gamma, width = given.base.shape
@@ -96,7 +96,7 @@ def markov_triton(
 
 @lru_cache
 def usual(device: torch.device) -> Launch:
-    """The launch for a device's shared memory."""
+    """Return the launch for a device's shared memory."""
     if device.type != "cuda":
         return _USUAL
     index = torch.cuda.current_device() if device.index is None else device.index
@@ -114,7 +114,7 @@ def _processors(device: torch.device) -> int:
 
 
 def _launch(given: Blocks, scratch: Tensor, found: Drafts, how: Launch, programs: int) -> None:
-    """Every phase in one launch, or in one each."""
+    """Run all phases in one launch, or one launch for each."""
     requests, gamma, width = given.base.shape
     rank, phases = given.w1.shape[1], gamma * (1 if given.mixing is None else 2)
     deepest = how.ranks or depth_of(given.w1.dtype)
@@ -139,12 +139,12 @@ def _launch(given: Blocks, scratch: Tensor, found: Drafts, how: Launch, programs
 
 
 def depth_of(dtype: torch.dtype) -> int:
-    """Ranks of a product's step over weights of that type, where `Launch` does not say."""
+    """Return the ranks of a product's step over weights of a type, unless `Launch` sets them."""
     return 128 // dtype.itemsize
 
 
 def _operands(given: Blocks) -> tuple[Any, ...]:
-    """The kernel's operands, up to those that it works with."""
+    """Return the kernel's operands, up to its scratch."""
     mixing, confidence, noise, w2 = given.mixing, given.judge, given.noise, given.w2
     states = latents = None
     if mixing is not None:
@@ -191,7 +191,7 @@ def _markov_kernel(
     ranks: tl.constexpr,
 ):  # fmt: skip
     meetings: tl.constexpr = 1 if weight is None else 2  # phases of a step
-    best = scratch + 1  # [gamma, R] keys of `highest`, 0 where there is none yet
+    best = scratch + 1  # [gamma, R] keys of `highest`, 0 before the first
     drawn = (best, anchors, anchor_stride, ids, requests)
     mixing = (from_hidden, hidden_stride, hidden_step, weight, weight_stride)
     kept = (logits, logits_stride, logits_step)
@@ -220,7 +220,7 @@ def _markov_kernel(
 
 @triton.jit
 def _meet(counter, goal):
-    """Wait until all programs have come here; what they wrote before can be read behind it."""
+    """Wait until all programs arrive; data that they wrote before can be read after it."""
     tl.debug_barrier()
     arrived = tl.atomic_add(counter, 1, sem="acq_rel") + 1
     while arrived < goal:
@@ -234,7 +234,7 @@ def _choose(
     scattered: tl.constexpr, step_type: tl.constexpr, interpreted: tl.constexpr,
     rows: tl.constexpr, block: tl.constexpr, ranks: tl.constexpr,
 ):  # fmt: skip
-    """The best token so far of every request at this step; logits are kept."""
+    """Update the best token of every request at this step; store logits if they are saved."""
     best, requests = drawn[0], drawn[4]
     for tile in range(tl.program_id(0), tl.cdiv(width, block), tl.num_programs(0)):
         column = tile * block + tl.arange(0, block)
@@ -266,7 +266,7 @@ def _choose(
 
 @triton.jit
 def _keep(own, kept, ids, row, step, column, known, width, scattered: tl.constexpr):
-    """Logits of a tile to where they are kept, by token id if scattered."""
+    """Store a tile's logits if they are saved, by token id if scattered."""
     logits, stride, step_stride = kept
     if logits is not None:
         place = column
@@ -278,8 +278,8 @@ def _keep(own, kept, ids, row, step, column, known, width, scattered: tl.constex
 
 @triton.jit
 def highest(value, column, known):
-    """The largest key (int64 > 0) of each row: keys order by value, then by lowest column; NaN
-    first, as torch's argmax has it. 0 where no token is known."""
+    """Return the largest key (int64 > 0) of each row: keys order by value, then by lowest column;
+    NaN first, as in torch's argmax. 0 where no token is known."""
     bits = tl.where(value == 0, 0.0, value).to(tl.int32, bitcast=True)
     bits = tl.where(value != value, 0x7FC00000, bits)
     order = bits ^ ((bits >> 31) & 0x7FFFFFFF)  # integers in the order of their floats
@@ -292,8 +292,8 @@ def highest(value, column, known):
 
 @triton.jit
 def _raced(value, noise, step, r, inside, tile, rows: tl.constexpr, block: tl.constexpr):
-    """value / T - log e of the requests with a temperature T, whose maximum is a draw from
-    softmax(value / T); the others' value."""
+    """Return value / T - log e for requests with a temperature T, whose maximum is a draw from
+    softmax(value / T); else the value."""
     temperatures, key, offset = noise
     temperature = tl.load(temperatures + r, mask=inside, other=0.0)
     hot = temperature != 0
@@ -307,11 +307,11 @@ def _raced(value, noise, step, r, inside, tile, rows: tl.constexpr, block: tl.co
 
 @triton.jit
 def waits(key, offset, step, r, tile, rows: tl.constexpr, block: tl.constexpr):
-    """Exponential variables e [rows, block] float32 of a tile's tokens; word k of a Philox call
-    belongs to token 4 q + k.
+    """Return exponential variables e [rows, block] float32 of a tile's tokens; word k of a Philox
+    call is that of token 4 q + k.
 
-    -log(1 - u) by its series where u is small: the smallest e decide, and a GPU's quick logarithm
-    is not precise beside 1.
+    -log(1 - u) by its series where u is small: the smallest e decide, and a GPU's fast logarithm
+    is not precise near 1.
     """
     zero = tl.zeros((rows, block // 4), tl.uint32)
     quad = (tile * (block // 4) + tl.arange(0, block // 4)).to(tl.uint32)
@@ -329,7 +329,7 @@ def waits(key, offset, step, r, tile, rows: tl.constexpr, block: tl.constexpr):
 
 @triton.jit
 def _finish(best, ids, tokens, requests, gamma, block: tl.constexpr):
-    """The tokens of all steps, and zeros for the next launch."""
+    """Write the tokens of all steps, and zeros for the next launch."""
     for start in range(0, requests * gamma, block):
         at = start + tl.arange(0, block)
         known = at < requests * gamma

@@ -1,9 +1,9 @@
 """Index the rows of a ragged verify pass in one launch (paper, 3.2.2).
 
 Request r verifies the rows indptr[r] to indptr[r + 1]: its anchor and its admitted drafts. A graph
-also needs the windows of all its slots, requests or not. Upstream makes both of verify lengths
-by some thirty launches a step (`build_ragged_verify_window_triton` and `padded_to_bucket`,
-sglang/kernels/ops/speculative/), which at one request keep a device waiting for the host.
+also needs the windows of all its slots, with requests or not. Upstream makes both from verify
+lengths by about thirty launches a step (`build_ragged_verify_window_triton` and `padded_to_bucket`,
+sglang/kernels/ops/speculative/); at one request the device then waits for the host.
 
 `rows_torch` is the reference.
 """
@@ -30,10 +30,10 @@ class Windows(NamedTuple):
 class PassRows(NamedTuple):
     """Rows of a pass of T tokens: positions, cache slots, token ids and places, each [T] int64.
 
-    places: r (gamma + 1) + i for row i of request r, -1 for a row of none. Such a row has position,
-    slot and token 0. whole: windows whose lengths sum to T: what the requests leave is shared out
-    among the other slots, first slots first, or goes to the last request where there are none.
-    capped: the same with no more than gamma + 1 rows a slot.
+    places: r (gamma + 1) + i for row i of request r, -1 for a row of no request. Such a row has
+    position, slot and token 0. whole: windows whose lengths sum to T: the rows left by the requests
+    are shared among the other slots, first slots first, or given to the last request if there are
+    none. capped: the same with at most gamma + 1 rows a slot.
     """
 
     positions: Tensor
@@ -92,7 +92,7 @@ def rows_torch(
     tokens: int,
     slots: int,
 ) -> PassRows:
-    """The reference of `rows_triton`; same arguments, same result, on any device."""
+    """Compute the reference of `rows_triton`: same arguments, same result, on any device."""
     requests, width = _sizes(indptr, ids, lens, owners, slots)
     row = torch.arange(tokens, device=ids.device)
     taken = row < indptr[-1]
@@ -173,8 +173,8 @@ def _rows_kernel(
 
 @triton.jit
 def _request_of(indptr, row, requests, block: tl.constexpr, steps: tl.constexpr):
-    """Return the request of each row [block]; of a row behind the last, the last."""
-    low = tl.zeros([block], dtype=tl.int32)  # the first request that ends behind the row
+    """Return the request of each row [block]; for a row past the last, the last."""
+    low = tl.zeros([block], dtype=tl.int32)  # the first request that ends after the row
     high = low + requests
     for _ in range(steps):
         middle = (low + high) // 2

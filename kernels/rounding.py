@@ -1,7 +1,7 @@
 """Round to narrow floating-point types in kernels as hardware does: to nearest, ties to even.
 
 Triton's interpreter truncates to BF16 and loses a carry on the way to FP8. So a kernel that it runs
-first puts values onto the narrow grid, where conversion has nothing left to do; compiled kernels
+first rounds values to the narrow grid, where conversion is exact; compiled kernels
 convert in one instruction.
 """
 
@@ -13,7 +13,7 @@ import triton.language as tl
 
 @triton.jit
 def narrowed(values, dtype: tl.constexpr, interpreted: tl.constexpr):
-    """float32 values as `dtype` (float32, bfloat16, float8e4nv); FP8 ones are within +-448."""
+    """Round float32 values to `dtype` (float32, bfloat16, float8e4nv); FP8 ones within +-448."""
     if interpreted:
         if dtype == tl.bfloat16:
             values = _cut(values, 16)
@@ -25,7 +25,7 @@ def narrowed(values, dtype: tl.constexpr, interpreted: tl.constexpr):
 
 @triton.jit
 def _cut(values, low: tl.constexpr):
-    """Without their `low` lowest bits, to nearest even."""
+    """Drop the `low` lowest bits, rounding to nearest even."""
     bits = values.to(tl.int32, bitcast=True)
     up = bits + ((1 << (low - 1)) - 1) + ((bits >> low) & 1)
     kept = (up >> low) << low
@@ -34,8 +34,8 @@ def _cut(values, low: tl.constexpr):
 
 @triton.jit
 def fp8_quotients(values):
-    """Columns of [128, *] float32 over their scale, within +-448, and the scales amax / 448 [*]; a
-    column of zeros has scale one. NaN stays NaN."""
+    """Divide columns of [128, *] float32 by their scales; return quotients within +-448 and the
+    scales amax / 448 [*]. A column of zeros has scale one; NaN stays NaN."""
     amax = tl.max(tl.abs(values), 0)
     scale = tl.where(amax > 0, tl.maximum(tl.div_rn(amax, 448.0), 1.1754943508222875e-38), 1.0)
     quotient = tl.div_rn(values, tl.broadcast_to(scale[None, :], values.shape))

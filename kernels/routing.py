@@ -3,7 +3,7 @@
 Sort (token, choice) pairs by expert, and sum the experts' outputs by token.
 
 The sort is stable and one launch: a program for each expert reads all pairs, counts those of lower
-experts, which is where its own begin, and writes its own behind each other. The sum adds the
+experts, which gives its own start, and writes its own pairs in order. The sum adds the
 choices of a token in their order. Neither uses atomics, so results are deterministic.
 """
 
@@ -18,16 +18,16 @@ from torch import Tensor
 
 from sglang_dspark.kernels.rounding import narrowed
 
-_COLUMNS = 1024  # columns a program of the sum
-_PAIRS = 1024  # pairs a step of the sort
+_COLUMNS = 1024  # columns of a program of the sum
+_PAIRS = 1024  # pairs of a step of the sort
 
 
 class Route(NamedTuple):
     """Pairs sorted by expert.
 
     pairs: [M] int32, M = T * top_k, pair p is choice p % top_k of token p // top_k. offsets: [E+1]
-    int32, expert e has pairs[offsets[e]:offsets[e+1]], in order; behind offsets[E] are those whose
-    expert is not among 0..E-1 (dropped, or of another rank).
+    int32, expert e has pairs[offsets[e]:offsets[e+1]], in order; pairs from offsets[E] on have an
+    expert outside 0..E-1 (dropped, or of another rank).
     """
 
     pairs: Tensor
@@ -35,7 +35,7 @@ class Route(NamedTuple):
 
 
 def route(ids: Tensor, experts: int) -> Route:
-    """ids [T, top_k] int32 or int64, contiguous. Raises ValueError for another type or shape."""
+    """Sort ids [T, top_k] int32 or int64, contiguous. Raises ValueError for other types, shapes."""
     _check(ids, experts)
     pairs = torch.empty(ids.numel(), dtype=torch.int32, device=ids.device)
     offsets = torch.zeros(experts + 1, dtype=torch.int32, device=ids.device)
@@ -46,7 +46,7 @@ def route(ids: Tensor, experts: int) -> Route:
 
 
 def route_torch(ids: Tensor, experts: int) -> Route:
-    """The reference of `route`; same arguments, same result, on any device."""
+    """Compute the reference of `route`: same arguments, same result, on any device."""
     _check(ids, experts)
     flat = ids.flatten().long()
     flat = torch.where((flat >= 0) & (flat < experts), flat, experts)
@@ -56,7 +56,7 @@ def route_torch(ids: Tensor, experts: int) -> Route:
 
 
 def sum_pairs(products: Tensor) -> Tensor:
-    """products [T, top_k, N] -> [T, N] of the same dtype, added in float32, choices in order."""
+    """Sum products [T, top_k, N] -> [T, N] of the same dtype, in float32, choices in order."""
     tokens, top_k, columns = products.shape
     if not top_k:
         raise ValueError("sum of pairs: tokens have no choices")
@@ -69,7 +69,7 @@ def sum_pairs(products: Tensor) -> Tensor:
 
 
 def sum_pairs_torch(products: Tensor) -> Tensor:
-    """The reference of `sum_pairs`, bit for bit."""
+    """Compute the reference of `sum_pairs`, bitwise the same."""
     total = products[:, 0].float()
     for choice in range(1, products.shape[1]):
         total = total + products[:, choice].float()
@@ -105,7 +105,7 @@ def _route_kernel(ids, pairs, offsets, count, experts, block: tl.constexpr):
 
 @triton.jit
 def _experts(ids, pair, count, experts):
-    """Experts of pairs; E for none, more for pairs that are not there."""
+    """Load the experts of pairs; E for no expert, more for pairs past `count`."""
     expert = tl.load(ids + pair, mask=pair < count, other=0).to(tl.int32)
     expert = tl.where((expert >= 0) & (expert < experts), expert, experts)
     return tl.where(pair < count, expert, experts + 1)

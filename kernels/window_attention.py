@@ -4,13 +4,13 @@ A verify pass has a few query rows a request and a long context. Upstream
 (sglang/kernels/ops/attention/extend_attention.py, `_fwd_kernel`) gives each query head a program
 with tiles of 64 or 128 rows, so that all heads of a KV group read the same keys again and most of a
 tile is empty. Here one program serves all query heads of a KV head: a tile's rows are (window row,
-query head) pairs, and keys are read once. Where requests are few, contexts are split among
-programs and a second launch merges the parts by their log-sum-exp, as Flash-Decoding does
+query head) pairs, and keys are read once. If requests are few, contexts are split among
+programs and a second launch merges the parts by their log-sum-exp, as in Flash-Decoding
 (https://crfm.stanford.edu/2023/10/12/flashdecoding.html). A context too short for a split has one
 part, which writes the output itself.
 
-Sums are float32. Keys and values in FP8 are widened to the queries' type, as SGLang's decode kernel
-does it. Never run on a GPU. `attend_torch` is the reference.
+Sums are float32. Keys and values in FP8 are widened to the queries' type, as in SGLang's decode
+kernel. Never run on a GPU. `attend_torch` is the reference.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ def attend_triton(
 ) -> None:
     """Write the output [T, H, Dv] of all windows into `out`; rows of no window are not written.
 
-    tiling: chosen by shapes and device unless given. Reads nothing back; safe to capture. Raises
+    tiling: by default chosen by shapes and device. Reads nothing back; safe to capture. Raises
+    ValueError on unsupported shapes.
     ValueError on unsupported shapes.
     """
     check(windows, context, rule, out)
@@ -108,7 +109,7 @@ def _launch_merge(
 
 
 def attend_torch(windows: Windows, context: Context, rule: Rule, out: Tensor) -> None:
-    """The reference of `attend_triton`; same arguments, in float64, one window at a time."""
+    """Compute the reference of `attend_triton`: same arguments, in float64, window by window."""
     check(windows, context, rule, out)
     heads, kv_heads = windows.queries.shape[1], windows.keys.shape[1]
     starts, places = windows.starts.tolist(), context.starts.tolist()
@@ -138,9 +139,9 @@ def attend_torch(windows: Windows, context: Context, rule: Rule, out: Tensor) ->
 
 
 def _distances(rows: int, cached: int, device: torch.device) -> Tensor:
-    """[w, n + w] tokens from a row back to each token; of cached ones at least zero.
+    """Return [w, n + w] tokens from a row back to each token; at least zero for cached ones.
 
-    A row without causal that slides sees as far ahead as back, but only within its window.
+    A sliding row without causal sees as far ahead as back, but only within its window.
     """
     row = torch.arange(rows, device=device)[:, None] + cached
     return row - torch.arange(cached + rows, device=device)[None]
@@ -191,14 +192,14 @@ def _window_kernel(
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _rows(queries, places, real, size: tl.constexpr, size_block: tl.constexpr):
-    """Query rows [m, D] at these places; zeros where they are not real."""
+    """Load query rows [m, D] at these places; zeros where they are not real."""
     d = tl.arange(0, size_block)[None, :]
     return tl.load(queries + places[:, None] + d, mask=real[:, None] & (d < size), other=0.0)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _bounds(starts, request):
-    """First place of a request, and how many it has."""
+    """Return the first place of a request, and its number of places."""
     first = tl.load(starts + request).to(tl.int64)
     return first, (tl.load(starts + request + 1) - first).to(tl.int32)
 
@@ -210,7 +211,7 @@ def _over_context(
     block_n: tl.constexpr, size_block: tl.constexpr, value_block: tl.constexpr,
     interpreted: tl.constexpr,
 ):  # fmt: skip
-    """Sums of the online softmax over cached tokens `begin` to `end`: [m, Dv], [m], [m]."""
+    """Compute the online softmax over cached tokens `begin` to `end`: [m, Dv], [m], [m]."""
     acc = tl.zeros([q.shape[0], value_block], dtype=tl.float32)
     most = tl.full([q.shape[0]], float("-inf"), dtype=tl.float32)
     total = tl.zeros([q.shape[0]], dtype=tl.float32)
@@ -237,7 +238,7 @@ def _over_window(
     value_size: tl.constexpr, window_n: tl.constexpr, size_block: tl.constexpr,
     value_block: tl.constexpr, interpreted: tl.constexpr,
 ):  # fmt: skip
-    """The same sums with the window's own rows up to `end`, which the last part alone has."""
+    """Add the window's own rows up to `end`, which only the last part has, to the same sums."""
     d, dv = tl.arange(0, size_block)[:, None], tl.arange(0, value_block)[None, :]
     for start in range(0, end, window_n):
         n = start + tl.arange(0, window_n)
@@ -272,7 +273,7 @@ def _store(
         result = narrowed(acc / total[:, None], out.dtype.element_ty, interpreted)
         tl.store(out + places[:, None] + dv, result, mask=stored)
     elif splits > 1:
-        # A row that sees nothing of this part has no sum; its weight in the merge is zero.
+        # A row that sees no token of this part has no sum; its weight in the merge is zero.
         mean = acc / tl.where(total > 0, total, 1.0)[:, None]
         tl.store(parts + part_rows[:, None] * value_size + dv, mean, mask=stored)
         tl.store(part_sums + part_rows, most + tl.log2(total), mask=real)
@@ -290,7 +291,7 @@ def _merge_kernel(
     r = tl.arange(0, starts_block)
     starts = tl.load(window_starts + r, mask=r <= requests, other=0)
     begun = (r <= requests) & (starts <= token)
-    request = tl.sum(begun.to(tl.int32), 0) - 1  # the last to begin: earlier ones there are empty
+    request = tl.sum(begun.to(tl.int32), 0) - 1  # the last to start here: earlier ones are empty
     if request >= requests:
         return
     if token - tl.load(window_starts + request) >= longest:
@@ -321,7 +322,7 @@ def _merge_kernel(
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _parts_of(length, splits: tl.constexpr, least: tl.constexpr, block_n: tl.constexpr):
-    """Cached tokens of a part, a multiple of a step; how many parts a context has, at least one."""
+    """Return cached tokens of a part, a multiple of a step, and a context's parts, at least one."""
     step = tl.maximum((length + splits - 1) // splits, least)
     step = (step + block_n - 1) // block_n * block_n
     return step, tl.maximum((length + step - 1) // step, 1)
@@ -332,7 +333,7 @@ def _clear(
     out, first, rows, longest: tl.constexpr, kv_head, out_step, out_head, group: tl.constexpr,
     value_size: tl.constexpr, value_block: tl.constexpr,
 ):  # fmt: skip
-    """Write zeros to the rows of a window behind the `longest` first ones."""
+    """Write zeros to the rows of a window after the `longest` first ones."""
     dv = tl.arange(0, value_block)
     zeros = tl.zeros_like(dv).to(out.dtype.element_ty)
     for row in range(longest, rows):
@@ -343,7 +344,7 @@ def _clear(
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _scores(q, k, scale, logit_cap, capped: tl.constexpr, interpreted: tl.constexpr):
-    """Scores of q [m, D] and k [D, n] in units of log 2: exp2 is one instruction, exp is two."""
+    """Compute scores of q [m, D] and k [D, n] in units of log 2: exp2 is faster than exp."""
     scores = _product(q, k.to(q.dtype), interpreted) * scale
     if capped:
         scores = logit_cap * (2 * tl.sigmoid(2 * scores / logit_cap) - 1)
@@ -352,10 +353,10 @@ def _scores(q, k, scale, logit_cap, capped: tl.constexpr, interpreted: tl.conste
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _add(scores, seen, v, acc, most, total, dtype: tl.constexpr, interpreted: tl.constexpr):
-    """One step of the online softmax: sums with the values of n more tokens [n, Dv]."""
+    """Do one step of the online softmax: add the values of n more tokens [n, Dv] to the sums."""
     scores = tl.where(seen, scores, float("-inf"))
     higher = tl.maximum(most, tl.max(scores, 1))
-    base = tl.where(higher == float("-inf"), 0.0, higher)  # a row that has seen nothing yet
+    base = tl.where(higher == float("-inf"), 0.0, higher)  # a row that has seen no token yet
     decay = tl.exp2(most - base)
     weights = tl.exp2(scores - base[:, None])
     total = total * decay + tl.sum(weights, 1)
@@ -367,7 +368,7 @@ def _add(scores, seen, v, acc, most, total, dtype: tl.constexpr, interpreted: tl
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _product(a, b, interpreted: tl.constexpr):
-    """A product with float32 sums; the interpreter multiplies the bits of BF16."""
+    """Multiply with float32 sums; the interpreter would multiply the bits of BF16."""
     if interpreted:
         return tl.dot(a.to(tl.float32), b.to(tl.float32), input_precision="ieee")
     return tl.dot(a, b, input_precision="ieee")

@@ -1,4 +1,4 @@
-"""Describe a verify pass's attention: windows, cached contexts, and what a row sees."""
+"""Describe a verify pass's attention: windows, cached contexts, and visible tokens."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Windows:
     """T query rows of R windows, end to end, and the keys and values of the same tokens.
 
     queries: [T, H, D]. keys: [T, KV, D]. values: [T, KV, Dv]. starts: [R + 1] integers on the
-    device; a window may have no row. longest: rows that a window attends with at most, known on the
+    device; a window may have no row. longest: most rows that a window attends with, known on the
     host. Later rows are padding of a graph and become zero.
     """
 
@@ -35,8 +35,8 @@ class Context:
     """Cached tokens before each window.
 
     keys: [slots, KV, D]. values: [slots, KV, Dv]. starts: [R + 1] integers into indices. indices:
-    [n] integers, the slots of each request's tokens in order. key_scale, value_scale: what cached
-    numbers are multiplied by.
+    [n] integers, the slots of each request's tokens in order. key_scale, value_scale: factors of
+    cached numbers.
     """
 
     keys: Tensor
@@ -49,11 +49,11 @@ class Context:
 
 @dataclass(frozen=True)
 class Rule:
-    """Decide what a row sees and how scores become weights.
+    """Define which tokens a row sees and how scores become weights.
 
     scale: of the product of query and key. causal: a row sees the window up to itself, else all of
     it. sliding: tokens back that a row sees, -1: all; without causal also ahead. logit_cap: c of
-    c tanh(score / c), 0: none. sinks: [H], a score of each head that has no value.
+    c tanh(score / c), 0: none. sinks: [H], a score of each head without a value.
     """
 
     scale: float
@@ -64,7 +64,7 @@ class Rule:
 
 
 def why_not(windows: Windows, context: Context) -> str | None:
-    """Return why `attend_triton` does not support these tensors; None: it does."""
+    """Return the reason why `attend_triton` does not support these tensors; None if it does."""
     size, value_size = windows.queries.shape[-1], windows.values.shape[-1]
     if max(size, value_size) > MOST_SIZE:
         return f"heads of {max(size, value_size)} numbers, more than {MOST_SIZE}"
@@ -85,7 +85,7 @@ def why_not(windows: Windows, context: Context) -> str | None:
 
 
 def check(windows: Windows, context: Context, rule: Rule, out: Tensor) -> None:
-    """Raise ValueError, with what was found, unless `attend_triton` supports the arguments."""
+    """Raise ValueError, with the actual value, unless `attend_triton` supports the arguments."""
     tokens, heads, size = windows.queries.shape
     kv_heads, value_size = windows.values.shape[1:]
     if heads % kv_heads or windows.keys.shape != (tokens, kv_heads, size):

@@ -1,8 +1,8 @@
-"""Choose tile shapes and the number of splits for `window_attention`, from host constants alone.
+"""Choose tile shapes and the number of splits for `window_attention`, only from host constants.
 
-A captured graph replays the choice that its capture made, for any contexts and windows. So nothing
-here depends on values on the device; the kernel skips what a short context leaves empty. Chosen by
-shared memory and registers as compiled for sm_80 to sm_120; not yet tuned by measurement.
+A captured graph replays the choice of its capture, for any contexts and windows. So the choice
+does not depend on device values; the kernel skips parts that a short context leaves empty. Chosen
+by shared memory and registers as compiled for sm_80 to sm_120; not yet tuned by measurement.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ import triton
 
 MOST_ROWS = 64  # of a tile: (window row, query head) pairs
 MOST_SPLITS = 32
-# Programs a processor is to have if every slot holds a request. A graph has as many slots as
+# Programs for each processor if every slot holds a request. A graph has as many slots as
 # tokens, so windows of several rows leave most slots empty.
 _PROGRAMS = 8
-_SMALL_MEMORY = ((8, 6), (8, 9))  # 100 KiB of shared memory a processor, as generation 12 has
+_SMALL_MEMORY = ((8, 6), (8, 9))  # 100 KiB of shared memory a processor, as in generation 12
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class WindowTiling:
 
     rows: (window row, query head) pairs of a tile. blocks: tiles of a window and KV head. keys:
     cached tokens of a step. window: of the window's own keys. splits: most parts of a context.
-    least: cached tokens that a part has at least, where there are several.
+    least: fewest cached tokens of a part, if there are several parts.
     """
 
     rows: int
@@ -69,10 +69,10 @@ def window_tiling(
         keys=keys,
         window=min(keys, max(16, triton.next_power_of_2(longest))),
         splits=splits,
-        # Where the slots alone nearly fill the device a short part costs more than it saves.
+        # If the slots alone nearly fill the device a short part costs more than it saves.
         least=128 if splits > 4 else 256,
         warps=8 if rows * size > 64 * 128 else 4,
-        # Triton prefetches keys that are found by an index from three stages on.
+        # Triton prefetches keys that are gathered by index from three stages on.
         stages=3,
     )
 

@@ -1,4 +1,4 @@
-"""Load on a running server: start it, send requests, take times, write results.
+"""Load tests of a running server: start it, send requests, measure times, write results.
 
-Imports no sglang: servers are child processes and are spoken to over HTTP.
+sglang is not imported: servers are child processes, reached over HTTP.
 """

@@ -1,4 +1,4 @@
-"""Result files: one JSON per published figure, with what is needed to take the figure again."""
+"""Write result files: one JSON per published figure, with command, commit and device."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _NO_CODE = (":(exclude)results", ":(exclude)docs", ":(exclude)*.md")
 def write_results(path: Path, name: str, device: str, metrics: Mapping[str, Any]) -> None:
     """Write `{name, command, commit, device, date, metrics}` atomically.
 
-    device: as `cpu_description()` gives it, whose speed is then measured and added, or the GPU's
-    name. Raises DSparkError when the place cannot be written, or must not be (`require_clean`);
-    then what was measured is kept under `runs/`.
+    device: the GPU's name, or `cpu_description()`, to which the CPU's measured speed is added.
+    Raises DSparkError if `path` cannot be written, or must not be (`require_clean`): in the second
+    case the metrics are saved under `runs/not-published/`.
     """
     document = {
         "name": name,
@@ -45,15 +45,15 @@ def write_results(path: Path, name: str, device: str, metrics: Mapping[str, Any]
 
 
 def write_document(path: Path, document: Mapping[str, Any]) -> None:
-    """Write a result file's JSON atomically. Raises DSparkError when it cannot be written."""
+    """Write a result file's JSON atomically. Raises DSparkError if it cannot be written."""
     replace_text(path, json.dumps(document, indent=2, allow_nan=False) + "\n", "results")
 
 
 def require_clean(path: Path | None) -> None:
-    """Raise DSparkError where `path` would be a published result of code that no commit holds, and
-    where something other than a file stands.
+    """Raise DSparkError if `path` is a folder, device or pipe, or a result of uncommitted code.
 
-    Called before a long measurement too, so that it is not made in vain. None is always allowed.
+    The latter is about files under `results/`. Also called before a long measurement, so that it is
+    not wasted. None is always allowed.
     """
     if path is None:
         return
@@ -70,25 +70,27 @@ def require_clean(path: Path | None) -> None:
 
 
 def command() -> str:
-    """The command that runs, as it was typed."""
+    """Return the command line of this run, as typed."""
     return " ".join(["dspark", *sys.argv[1:]])
 
 
 def now() -> str:
-    """The present time, UTC, to the second."""
+    """Return the present time in UTC, ISO 8601, to the second."""
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def commit() -> str:
-    """The checkout's commit, `+changes` when files differ; else the installed package's version."""
-    if not (ROOT / ".git").exists():  # installed; a repository around it would be someone else's
+    """Return the checkout's commit, `+changes` if files differ; else the package's version."""
+    if not (ROOT / ".git").exists():  # installed: a repository around it is another project's
         return f"sglang-dspark {__version__}"
     return _git("rev-parse", "HEAD").strip() + ("+changes" if _changes() else "")
 
 
 def _changes() -> list[str]:
-    """Tracked files that differ from the commit, less those that no measurement depends on: a
-    result file that was just written must not make the next one look unclean."""
+    """List tracked files that differ from the commit, without results and documentation.
+
+    No measurement depends on those: a new result file must not make the next one look unclean.
+    """
     lines = _git("status", "--porcelain", "--untracked-files=no", "--", ".", *_NO_CODE)
     return [line[3:] for line in lines.splitlines()]
 
@@ -104,7 +106,7 @@ def _git(*arguments: str) -> str:
 
 
 def _without_nan(value: Any) -> Any:
-    """The same value with null for NaN, which JSON does not have."""
+    """Return the value with null for NaN, which JSON lacks."""
     if isinstance(value, float) and math.isnan(value):
         return None
     if isinstance(value, Mapping):

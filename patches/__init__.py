@@ -1,9 +1,9 @@
 """Patch SGLang: one concept a file, each patch with its target, signature and reason.
 
-`step` puts the decode step into SGLang. `cpu` and `cuda` are imported only on that device.
-`upstream_fixes` fixes faults of SGLang; `upstream_fixes: false` in the configuration installs none
-of them. `registry.install` checks every signature before it changes anything, and `registry.verify`
-proves afterwards that each patch is in place.
+`step` adds the decode step to SGLang. `cpu` and `cuda` are imported only on that device.
+`upstream_fixes` fixes faults of SGLang; `upstream_fixes: false` in the configuration disables
+them. `registry.install` checks every signature before it changes anything, and `registry.verify`
+then proves that each patch is in place.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ FOLDERS = ("cpu", "cuda", "step", "upstream_fixes")
 def all_seams(*, device: str | None = None, upstream_fixes: bool = True) -> tuple[Seam, ...]:
     """Return the seams of every patch module, in order of the module's name, then of its `SEAMS`.
 
-    device: `cpu` or `cuda` skips the folder of the other, `none` skips both; skipped folders are
+    device: `cpu` or `cuda` skips the other's folder, `none` skips both; skipped folders are
     not imported. None: all folders. upstream_fixes: whether to include that folder.
     """
     seams: list[Seam] = []

@@ -1,8 +1,8 @@
 """Install a patch when its target's module is imported, for `dspark doctor --serve`.
 
-What is imported has its patches, as at a start; what is not imported decides nothing. Targets of
-waiting patches are not compared with their signatures. So patches wait only where all files of
-SGLang are those of the release, and where no other plugin patches them.
+Loaded modules have their patches, as at a start; modules that are not loaded affect no result.
+Targets of waiting patches are not compared with their signatures. So patches wait only where all
+files of SGLang are those of the release, and where no other plugin patches them.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ def install(seams: Iterable[Seam], *, device: str) -> None:
 
 
 def _install_late(waiting: dict[str, list[Seam]], modules: list[str]) -> None:
-    """Install the seams of modules that were imported; a mismatch ends the process as ever."""
+    """Install the seams of modules that were imported; a mismatch ends the process."""
     try:
         registry.add([seam for module in modules for seam in waiting[module]])
     except DSparkError as error:
         startup.stop(str(error))
-    upstream.HookRegistry.apply_hooks()  # which verifies them too (plugin.py)
+    upstream.HookRegistry.apply_hooks()  # verifies them too (plugin.py)
 
 
 def _module_of(target: str) -> str | None:

@@ -1,8 +1,8 @@
 """Check, install and verify the seams: all signatures first, then all patches, then a proof.
 
 SGLang's `HookRegistry` (sglang/srt/plugins/hook_registry.py) applies hooks but only logs
-what fails. Here a seam whose target is missing or has another signature raises `DSparkError`
-before anything is touched, and `verify` proves after `HookRegistry.apply_hooks` that each hook is
+failures. Here a seam whose target is missing or has another signature raises `DSparkError`
+before any change, and `verify` proves after `HookRegistry.apply_hooks` that each hook is
 reachable from its target.
 
 `HookRegistry` also rebinds module globals that hold the original by value (`from x import f`), if
@@ -11,7 +11,7 @@ in class bodies, default arguments, dictionaries and partials: a seam whose cons
 copy must target the copy. Names that are None or constants cannot be wrapped: kind `set`.
 
 Several seams of kind `subclass` on one class make one subclass of it. It keeps the class's name,
-which SGLang compares, and classes that are already derived from the original derive from it.
+which SGLang compares, and becomes the base of classes already derived from the original.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ _installed: list[Seam] = []
 
 @dataclass(frozen=True)
 class SeamCheck:
-    """Compare a seam's target with what the seam expects. ok: `found` is `expected`.
+    """Compare a seam's target with the seam's expectation. ok: `found` is `expected`.
 
-    place: what was compared: the target, or the method of it that is not as expected.
+    place: the object compared: the target, or the first method of it that differs.
     """
 
     seam: Seam
@@ -48,14 +48,14 @@ class SeamCheck:
 
 
 def check_seam(seam: Seam) -> SeamCheck:
-    """Compare the object at `seam.target` with what the seam states of it."""
+    """Compare the object at `seam.target` with the signatures that the seam states."""
     stated = stated_of(seam)
     if not stated:
         expected = "a signature or expected_repr"
         return SeamCheck(seam, False, expected, "a seam that states neither", seam.target)
     try:
         target = pkgutil.resolve_name(seam.target)
-    except Exception as error:  # importing the target's module runs code that is not ours
+    except Exception as error:  # importing the target's module runs foreign code
         found = f"nothing ({type(error).__name__}: {error})"
         return SeamCheck(seam, False, expectation(seam), found, seam.target)
     if seam.kind == "subclass" and not isinstance(target, type):
@@ -69,7 +69,7 @@ def check_seam(seam: Seam) -> SeamCheck:
 
 
 def stated_of(seam: Seam) -> dict[str, str]:
-    """Return what a seam states: attribute of the target -> its signature or representation.
+    """Return a seam's statement: attribute of the target -> its signature or representation.
 
     The target itself is "". For `subclass` these are the methods and flags that the hook overrides.
     """
@@ -85,17 +85,17 @@ def stated_of(seam: Seam) -> dict[str, str]:
 
 
 def expectation(seam: Seam) -> str:
-    """Return what a seam states of its target, in one line."""
+    """Describe a seam's expected target in one line."""
     return "; ".join(f"{name} {text}".lstrip() for name, text in stated_of(seam).items())
 
 
 def _is_value(seam: Seam, name: str) -> bool:
-    """Return whether an attribute is compared by its representation, not by its signature."""
+    """Return whether an attribute is compared by its representation instead of its signature."""
     return isinstance(vars(seam.hook).get(name), bool) if name else seam.signature is None
 
 
 def _found(seam: Seam, target: Any, name: str) -> str:
-    """Describe the target, or its attribute of that name, as `stated_of` does."""
+    """Describe the target, or its attribute `name`, as `stated_of` does."""
     if name and not hasattr(target, name):
         return "nothing"
     there = getattr(target, name) if name else target
@@ -108,7 +108,7 @@ def _found(seam: Seam, target: Any, name: str) -> str:
 
 
 def mismatch(check: SeamCheck) -> str:
-    """Describe a failed check in one line: the target, what is expected there, what was found."""
+    """Describe a failed check in one line: the target, its expected and its actual form."""
     return (
         f"seam {check.seam.name}: {check.place} should be {check.expected} but is "
         f"{check.found}; {WHAT_TO_DO}"
@@ -116,7 +116,7 @@ def mismatch(check: SeamCheck) -> str:
 
 
 def is_inert(seam: Seam, *, device: str) -> bool:
-    """Return whether the seam stays out of this process: it is for another device."""
+    """Return whether the seam is not installed in this process: it is for another device."""
     return seam.device not in ("any", device)
 
 
@@ -124,21 +124,21 @@ def install(seams: Iterable[Seam], *, device: str) -> None:
     """Check every seam for this device, then register or set all of them; once a process.
 
     Hooks become effective with the next `HookRegistry.apply_hooks()`; `set` seams at once.
-    Raises `DSparkError` naming the first target that is not what we expect; nothing is touched.
+    Raises DSparkError, before any change, naming the first target with another signature.
     """
     if not _installed:
         add(chosen_seams(seams, device=device))
 
 
 def chosen_seams(seams: Iterable[Seam], *, device: str) -> list[Seam]:
-    """Return the seams for this device; DSparkError where two of them are for one target."""
+    """Return the seams for this device. Raises DSparkError if two have one target."""
     chosen = [seam for seam in seams if not is_inert(seam, device=device)]
     _require_distinct(chosen)
     return chosen
 
 
 def add(seams: Sequence[Seam]) -> None:
-    """Check these seams, then register or set all of them; DSparkError as `install` raises it."""
+    """Check these seams, then register or set all of them. Raises DSparkError as `install` does."""
     for seam in seams:
         check = check_seam(seam)
         if not check.ok:
@@ -153,11 +153,11 @@ def add(seams: Sequence[Seam]) -> None:
 
 
 def _hooks(seams: Sequence[Seam]) -> Iterator[tuple[str, Any, str]]:
-    """Yield target, hook and kind for `HookRegistry`: the subclasses of a class as one."""
+    """Yield target, hook and kind for `HookRegistry`; merge the subclasses of one class."""
     overrides: dict[str, list[type]] = {}
     for seam in seams:
         if seam.kind == "subclass":
-            overrides.setdefault(seam.target, []).insert(0, seam.hook)  # the last one is outermost
+            overrides.setdefault(seam.target, []).insert(0, seam.hook)  # the last is outermost
         else:
             yield seam.target, seam.hook, seam.kind
     for target, hooks in overrides.items():
@@ -169,7 +169,7 @@ def _hooks(seams: Sequence[Seam]) -> Iterator[tuple[str, Any, str]]:
 
 
 def derive(base: type, *hooks: type) -> type:
-    """Return a class with the hooks' methods over those of `base`, under the name of `base`."""
+    """Make a class with the hooks' methods over those of `base`, under the name of `base`."""
     ours = types.new_class(base.__name__, (*hooks, base))
     for name in ("__module__", "__qualname__", "__doc__"):
         setattr(ours, name, getattr(base, name))
@@ -200,7 +200,7 @@ def took(seam: Seam) -> bool:
 
 
 def state_of(seam: Seam, *, device: str) -> State:
-    """Return the state in this process; `pending`: checked but not installed here."""
+    """Return the seam's state in this process; `pending`: checked but not installed here."""
     if is_inert(seam, device=device):
         return "inert"
     if seam in _installed:
@@ -209,7 +209,7 @@ def state_of(seam: Seam, *, device: str) -> State:
 
 
 def installed() -> tuple[Seam, ...]:
-    """Return the seams that `install` put in place in this process."""
+    """Return the seams that `install` installed in this process."""
     return tuple(_installed)
 
 
@@ -223,18 +223,18 @@ def _wrapper_parts(value: Any) -> Iterator[Any]:
         try:
             yield from inspect.getclosurevars(value).nonlocals.values()
         except TypeError:
-            return  # not a Python function: nothing of ours can be wrapped below
+            return  # not a Python function: it wraps no hook of ours
         value = getattr(value, "__wrapped__", None)
 
 
 def _owner(target: str) -> tuple[Any, str]:
-    """Return the object that has the attribute of the dotted path, and the attribute's name."""
+    """Return the object and the attribute's name of a dotted path."""
     path, _, attribute = target.rpartition(".")
     return pkgutil.resolve_name(path), attribute
 
 
 def _require_distinct(seams: list[Seam]) -> None:
-    """Refuse two seams that replace or set one target: one would silently undo the other."""
+    """Raise DSparkError for two seams with one target: one would silently undo the other."""
     seen: dict[str, str] = {}
     for seam in seams:
         if seam.kind not in ("replace", "set"):

@@ -1,4 +1,4 @@
-"""Describe the patches of SGLang: their targets, the expected signatures there, and the reasons."""
+"""Describe the patches of SGLang: their targets, the expected signatures there, and reasons."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, Literal, Protocol, TypeVar
 
 Kind = Literal["before", "after", "around", "replace", "set", "subclass"]
 Hook = TypeVar("Hook")
-# Base of a `subclass` hook. SGLang's class takes its place when the hook is installed.
+# Base of a `subclass` hook. SGLang's class replaces it when the hook is installed.
 Upstream: Any = object
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
@@ -23,17 +23,17 @@ class Seam:
     target: dotted path of the attribute as its consumer sees it.
     kind: `before`, `after`, `around`, `replace` as in SGLang's HookRegistry; `set` assigns `hook`
         itself, for names that are None or a constant on this device and cannot be wrapped;
-        `subclass` puts a class derived from `hook` and upstream's class in its place.
-    hook: the callable or value put there, in the calling convention of `kind`. For `subclass` a
-        class with upstream's methods: their own signatures state what upstream's have to be, and
+        `subclass` replaces the target by a class derived from `hook` and upstream's class.
+    hook: the new callable or value, in the calling convention of `kind`. For `subclass` a
+        class with upstream's methods: their own signatures state the expected ones, and
         `super()` calls upstream's. A flag overrides its opposite; annotated attributes are new.
     signature: `bare_signature(target)` in the supported version; None for `set` and `subclass`.
     expected_repr: `repr(target)` without addresses, for `set`.
-    why: one sentence on what breaks or is missing without it.
+    why: one sentence on the fault or the missing feature without it.
     device: `cpu` seams are installed only where our CPU platform is active, `cuda` seams only where
         SGLang serves on an NVIDIA GPU.
-    issue: public thread on the fault, or on the change that made it: `sgl-project/sglang#N` or a
-        URL; several with a comma; `none found (DATE)` after a search without result. Required in
+    issue: public thread on the fault, or on the change that caused it: `sgl-project/sglang#N` or
+        a URL; several with a comma; `none found (DATE)` after a search without result. Required in
         `upstream_fixes`, as is `drop_when`.
     drop_when: the change of upstream that makes the patch unnecessary.
     """
@@ -51,20 +51,20 @@ class Seam:
 
 
 class Put(Protocol):
-    """A decorator that puts a hook in and returns it."""
+    """A decorator that adds a hook as a seam and returns the hook."""
 
     def __call__(self, hook: Hook) -> Hook: ...
 
 
 class Seams(list[Seam]):
-    """The seams of a module, in order; a decorator for each kind puts a hook in.
+    """The seams of a module, in order; a decorator for each kind adds a hook.
 
     `@SEAMS.after("name", "path.of.target", why="...")`, with further fields of `Seam` by name. The
     signature is the hook's own without `original` or `result`, unless it is given.
     """
 
     def __init__(self, **shared: Any) -> None:
-        """shared: fields that all seams of the module have."""
+        """Set `shared`: fields that all seams of the module have."""
         self._shared = shared
 
     def _put(self, kind: Kind, name: str, target: str, **own: Any) -> Put:
@@ -89,10 +89,10 @@ class Seams(list[Seam]):
 def bare_signature(target: Any, skipped: int = 0) -> str:
     """Return `str(inspect.signature(target))` without annotations and object addresses.
 
-    It begins with `async ` for a coroutine function, with `async for ` for one whose values come
-    from an asynchronous loop. Follows `__wrapped__`, so a target that another plugin hooked still
-    shows its own signature. skipped: how many parameters are skipped, from the first on. Raises
-    TypeError or ValueError when `target` has none.
+    It begins with `async ` for a coroutine function, with `async for ` for an asynchronous
+    generator or a function annotated to return `AsyncIterator`. Follows `__wrapped__`, so a target
+    that another plugin hooked still shows its own signature. skipped: number of leading parameters
+    to skip. Raises TypeError or ValueError when `target` has none.
     """
     signature = inspect.signature(target)
     parameters = [
@@ -105,8 +105,7 @@ def bare_signature(target: Any, skipped: int = 0) -> str:
 
 
 def _awaited(function: Any) -> str:
-    """Return how a function's result is awaited; one that returns an `AsyncIterator` is looped over
-    as an asynchronous generator is."""
+    """Return the prefix of an asynchronous function in `bare_signature`, or ""."""
     if inspect.iscoroutinefunction(function):
         return "async "
     returns = str(getattr(function, "__annotations__", {}).get("return", ""))

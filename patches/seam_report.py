@@ -1,6 +1,6 @@
-"""Report the seams to `dspark doctor`: what is at each target, and which patches are in place.
+"""Report the seams to `dspark doctor`: the object at each target, and the patches in place.
 
-Plugins are really loaded here, in the doctor's own process, so a seam reported as installed is in
+The doctor loads the plugins in its own process, so a seam reported as installed is in
 place.
 """
 
@@ -19,9 +19,9 @@ from sglang_dspark.serving.diagnosis import Diagnosis, SeamReport
 
 
 def look_at_seams(found: Diagnosis) -> None:
-    """Check every seam, then load all plugins as a server does, and see which seams are in place.
+    """Check every seam, load all plugins as a server does, and report which seams are in place.
 
-    Adds a report of each to `found`, and to its problems what keeps a server from starting.
+    Adds a report of each to `found`, and to its problems each fault that prevents a start.
     """
     device = startup.active_device()
     seams = all_seams()
@@ -34,7 +34,7 @@ def look_at_seams(found: Diagnosis) -> None:
     checks = {seam.name: registry.check_seam(seam) for seam in live}
     mismatches = [check for check in checks.values() if not check.ok]
     found.problems += [registry.mismatch(check) for check in mismatches]
-    # An upgrade is prepared without a GPU: its seams' targets can be read there too.
+    # An upgrade is prepared without a GPU: targets of CUDA seams can be read there too.
     others = [s for s in wanted if not off and device == "cpu" and s.device == "cuda"]
     checks |= {seam.name: registry.check_seam(seam) for seam in others}
     elsewhere = [checks[seam.name] for seam in others if not checks[seam.name].ok]
@@ -67,7 +67,7 @@ def _seam_report(seam: Seam, check: SeamCheck | None, state: str) -> SeamReport:
 
 
 def _fixes_wanted() -> bool:
-    """Return whether the configuration has the fixes on; so they are if it cannot be read."""
+    """Return whether the configuration enables the fixes; true if it cannot be read."""
     try:
         return current_config().upstream_fixes
     except DSparkError:  # `look_at_config` reports it

@@ -1,4 +1,4 @@
-"""The one exception that users see: its text says what is wrong, where, and how to fix it."""
+"""Define the exception that users see: its text says what is wrong, where, and how to fix it."""
 
 
 class DSparkError(Exception):

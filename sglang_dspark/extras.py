@@ -1,6 +1,6 @@
 """Check for dependencies that may be missing: SGLang, and libraries that only some commands need.
 
-The extras are declared in `pyproject.toml`; here they are read from the installed metadata.
+The extras are declared in `pyproject.toml` and read from the installed metadata.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _OF_COMMANDS = ("loadtest", "train")
 
 
 def version(distribution: str) -> str | None:
-    """Version of an installed distribution, None where there is none."""
+    """Return the version of an installed distribution, None if it is not installed."""
     try:
         return metadata.version(distribution)
     except metadata.PackageNotFoundError:
@@ -25,13 +25,13 @@ def version(distribution: str) -> str | None:
 
 
 def require_sglang() -> None:
-    """Raise DSparkError where SGLang is not installed; it is not imported."""
+    """Raise DSparkError if SGLang is not installed, without importing it."""
     if find_spec("sglang") is None:
         raise DSparkError(how_to_get("sglang"))
 
 
 def how_to_get(name: str) -> str:
-    """One line: `sglang` or `torch` is not installed, and what installs both."""
+    """Return one line that says `sglang` or `torch` is not installed and how to install both."""
     return (
         f"{name} is not installed: in a checkout `make setup`, or with an NVIDIA GPU "
         f"`{pip_install('cuda')}`, without one `{pip_install('cpu')}` and "
@@ -40,25 +40,25 @@ def how_to_get(name: str) -> str:
 
 
 def pip_install(extra: str) -> str:
-    """The command that adds an extra, for the folder of a checkout: no index has the package."""
+    """Return the command that adds an extra, for a checkout's folder: no index has the package."""
     return f"pip install '.[{extra}]'"
 
 
 def not_installed(extra: str) -> list[str]:
-    """Import names of an extra's libraries that are not here, sorted."""
+    """Return the import names of an extra's missing libraries, sorted."""
     return sorted(name for name in _libraries(extra) if find_spec(name) is None)
 
 
 def require_extra(extra: str) -> None:
-    """Raise DSparkError, naming them, where libraries of an extra are not installed."""
+    """Raise DSparkError that names the missing libraries of an extra, if any."""
     if missing := not_installed(extra):
         raise DSparkError(f"{', '.join(missing)} not installed: {pip_install(extra)} in a checkout")
 
 
 def what_brings(error: ModuleNotFoundError) -> str | None:
-    """The line for a user whose command could not import a library of an extra, else None.
+    """Return the line for a user whose command could not import a library of an extra, else None.
 
-    Of two extras that have it, the load test's is named where its code asked.
+    If both extras have the library, the load test's is named only for an import by its code.
     """
     module = (error.name or "").partition(".")[0]
     if module in ("sglang", "torch"):
@@ -72,12 +72,12 @@ def what_brings(error: ModuleNotFoundError) -> str | None:
 
 
 def _libraries(extra: str) -> set[str]:
-    """Import names of the libraries that an extra adds; for all of them the project's own name."""
+    """Return the import names of the libraries that an extra adds."""
     from packaging.requirements import Requirement
 
     try:
         declared = [Requirement(text) for text in metadata.requires(DISTRIBUTION) or ()]
-    except metadata.PackageNotFoundError:  # the source alone, not installed
+    except metadata.PackageNotFoundError:  # a source tree that is not installed
         return set()
     added = [r for r in declared if r.marker and not r.marker.evaluate({"extra": ""})]
     wanted = [r for r in added if r.marker and r.marker.evaluate({"extra": extra})]
@@ -85,7 +85,7 @@ def _libraries(extra: str) -> set[str]:
 
 
 def _modules(traceback: TracebackType | None) -> list[str]:
-    """Names of the modules that an error came through."""
+    """Return the names of the modules in an error's traceback."""
     found = []
     while traceback is not None:
         found.append(str(traceback.tb_frame.f_globals.get("__name__", "")))

@@ -1,6 +1,7 @@
 """Compute exp of float32 in a form that vectorises, for functions that Numba compiles.
 
-`exp32` of csrc/lanes.h has the same bits."""
+`exp32` of csrc/lanes.h returns bitwise the same values.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +16,12 @@ _LN2_HIGH = np.float32(0.693359375)
 _LN2_LOW = np.float32(-2.12194440e-4)
 _LOWEST = np.float32(-87.0)
 _HIGHEST = np.float32(88.0)
-_FUSES = llvm.get_host_cpu_features().get("fma", True)  # named on x86 alone; ARM has always had it
+_FUSES = llvm.get_host_cpu_features().get("fma", True)  # named on x86 only; ARM always has it
 
 
 @intrinsic
 def float_from_bits(typingctx, bits):  # type: ignore[no-untyped-def]
-    """The float32 whose bit pattern is the int32 `bits`."""
+    """Return the float32 whose bit pattern is the int32 `bits`."""
 
     def codegen(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
         return builder.bitcast(arguments[0], ir.FloatType())
@@ -30,9 +31,9 @@ def float_from_bits(typingctx, bits):  # type: ignore[no-untyped-def]
 
 @intrinsic
 def fma(typingctx, x, y, z):  # type: ignore[no-untyped-def]
-    """x y + z of float32, rounded once (twice on processors without such an instruction).
+    """Return x y + z of float32, rounded once (twice on processors without such an instruction).
 
-    Explicit, as the compiler fuses or not by the surrounding code.
+    Explicit, because otherwise the surrounding code decides whether the compiler fuses.
     """
 
     def codegen(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
@@ -42,12 +43,12 @@ def fma(typingctx, x, y, z):  # type: ignore[no-untyped-def]
     return types.float32(types.float32, types.float32, types.float32), codegen
 
 
-@njit(fastmath=False)  # else that of the kernel that it is first compiled for
+@njit(fastmath=False)  # otherwise it inherits that of the first kernel that compiles it
 def exp32(x):  # type: ignore[no-untyped-def]
-    """exp of a float32 to within 2e-7 relative; below -87 (-inf too) about 1.6e-38, not 0.
+    """Compute exp of a float32 to within 2e-7 relative; below -87 (-inf too) about 1.6e-38, not 0.
 
-    2**n * exp(r) with |r| <= ln(2)/2 and a polynomial (Cephes' expf): unlike the library's exp it
-    vectorises.
+    Uses 2**n * exp(r) with |r| <= ln(2)/2 and a polynomial (Cephes' expf), which vectorises,
+    unlike the library's exp.
     """
     x = min(max(x, _LOWEST), _HIGHEST)
     n = np.floor(fma(x, _LOG2E, np.float32(0.5)))

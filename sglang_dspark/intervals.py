@@ -1,9 +1,9 @@
-"""95% interval of a paired ratio over few trials: the t interval of the log ratios.
+"""Compute the 95% interval of a paired ratio over few trials: the t interval of the log ratios.
 
-Every measurement of this package that is repeated a few times takes its interval here. A percentile
-bootstrap is too narrow for that: of three trials it is the range of the three ratios, and of eight
-it covers the truth in 87.5% of cases instead of 95%. The t interval covers 95% at any number of
-trials when the log ratios are normal.
+Every measurement of this package with a few repeats uses it. A percentile bootstrap is too narrow
+for that: for three trials it is the range of the three ratios, and for eight it covers the truth in
+87.5% of cases instead of 95%. The t interval covers 95% at any number of trials if the log ratios
+are normal.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ METHOD = "paired t of log ratios"
 
 @dataclass(frozen=True)
 class Ratio:
-    """Geometric mean of paired ratios with its 95% interval. method: how it was taken."""
+    """Geometric mean of paired ratios with its 95% interval. method: of the interval."""
 
     low: float
     mid: float
@@ -34,22 +34,23 @@ class Ratio:
 
     @property
     def winner(self) -> str:
-        """ "over", "under", or "" while the interval contains 1 or cannot be taken."""
+        """Return `over`, `under`, or "" if the interval contains 1 or is infinite."""
         if self.low > 1:
             return "over"
         return "under" if self.high < 1 else ""
 
     @property
     def bounds(self) -> list[float] | None:
-        """[low, high] for a result file, None where there were too few trials."""
+        """Return [low, high] for a result file, None if there were too few trials."""
         return [self.low, self.high] if math.isfinite(self.high) else None
 
 
 def paired_ratio(over: Sequence[float], under: Sequence[float]) -> Ratio:
-    """Interval of over / under; over[i] and under[i] come from the same trial.
+    """Compute the interval of over / under; over[i] and under[i] are from the same trial.
 
-    Takes speeds or times of any unit, all above 0. With fewer than three trials the interval is
-    infinite: such a run can name no winner. Raises DSparkError when the numbers cannot be paired.
+    Accepts speeds or times in any unit, all above 0. With fewer than three trials the interval is
+    infinite, so that such a run names no winner. Raises DSparkError if the numbers cannot be
+    paired.
     """
     if len(over) != len(under) or not len(over):
         raise DSparkError(f"arms need the same trials: {len(over)} against {len(under)}")

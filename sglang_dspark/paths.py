@@ -1,4 +1,4 @@
-"""Folders of the package's own files."""
+"""Locate the folder of the package's cached files."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from sglang_dspark.errors import DSparkError
 
 
 def cache_root() -> Path:
-    """Root of the user's caches: `$XDG_CACHE_HOME` or `~/.cache`; ours is a folder in it.
+    """Return the root of the user's caches: `$XDG_CACHE_HOME` or `~/.cache`; ours is inside it.
 
-    Raises DSparkError for a user without a home, as in a container with any user number.
+    Raises DSparkError if the user has no home directory, as in a container with any user number.
     """
     configured = os.environ.get("XDG_CACHE_HOME", "")
     if Path(configured).is_absolute():

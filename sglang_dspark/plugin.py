@@ -1,8 +1,9 @@
-"""Entry point of the group `sglang.srt.plugins`: called by `load_plugins` in every process.
+"""Register the plugin: the `sglang.srt.plugins` entry that `load_plugins` calls in every process.
 
 SGLang (sglang/srt/plugins/__init__.py) calls `register`, then applies all hooks, and logs
 failures. So this module imports nothing that can fail at its top, `register` ends the
-process itself, and the proof that each hook took runs right after `HookRegistry.apply_hooks`.
+process itself, and the check that each hook was applied runs right after
+`HookRegistry.apply_hooks`.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 
 def register() -> None:
-    """Check the SGLang version, read our configuration, install the seams for this device.
+    """Check the SGLang version, read our configuration, install the patches for this device.
 
     Does nothing when switched off. Raises SystemExit, after one line on stderr, on any failure.
     """
@@ -34,9 +35,9 @@ def register() -> None:
 
 @contextmanager
 def _without_collections() -> Iterator[None]:
-    """Import without garbage collections.
+    """Disable garbage collection while the block imports.
 
-    Installing imports most of SGLang, a million objects that stay. To scan them again and again is
+    Installing imports most of SGLang, a million objects that stay. Scanning them repeatedly takes
     a sixth of a start's time.
     """
     enabled = gc.isenabled()
@@ -58,8 +59,8 @@ def _install() -> None:
     from sglang_dspark.serving import upstream_check
 
     seams_wait = late_install.can_wait()
-    if not seams_wait:  # else SGLang's files are those that the tables of names were made from
-        upstream_check.require_all()  # before the patches, which use names as they are imported
+    if not seams_wait:  # if they can, SGLang's files are those that the name tables were made from
+        upstream_check.require_all()  # before the patches, which use these names at import
 
     from sglang_dspark.backends.cpu import log_filters
     from sglang_dspark.serving.config import load_config
@@ -77,7 +78,7 @@ def _install() -> None:
 
 
 def _verify_after_apply() -> None:
-    """Run `registry.verify` right after upstream has applied hooks: the earliest sound point."""
+    """Run `registry.verify` right after upstream has applied hooks, the earliest sound point."""
     from sglang_dspark.patches import registry
     from sglang_dspark.patches.upstream_fixes import hook_scan
 
@@ -93,7 +94,7 @@ def _verify_after_apply() -> None:
 
 
 def _or_stop(step: Callable[[], None]) -> None:
-    """Run `step`; any failure is one line on stderr and the end of the process."""
+    """Run `step`; on any failure print one line on stderr and end the process."""
     try:
         step()
     except DSparkError as error:
@@ -107,9 +108,9 @@ def _or_stop(step: Callable[[], None]) -> None:
 
 
 def _require_some_platform() -> None:
-    """Require our platform where there is no accelerator and no other plugin's platform.
+    """Require our platform if there is no accelerator and no other plugin's platform.
 
-    SGLang only logs a platform entry point that fails, and then serves on without it.
+    SGLang only logs a platform entry point that fails, and then serves without it.
     """
     import torch
 

@@ -8,9 +8,9 @@ from sglang_dspark.errors import DSparkError
 
 
 def require_free_port(host: str, port: int) -> None:
-    """Raise `DSparkError` unless a listener could be bound to `host`:`port` now.
+    """Raise DSparkError unless a listener could be bound to `host`:`port` now.
 
-    Binds as the HTTP server will (SO_REUSEADDR), so a port in TIME_WAIT counts as free.
+    Binds like the HTTP server (SO_REUSEADDR), so a port in TIME_WAIT counts as free.
     """
     if not 0 <= port <= 65535:  # getaddrinfo would take it modulo 65536
         raise DSparkError(f"cannot listen on {host}:{port} (no such port); check --port")
@@ -33,7 +33,7 @@ def require_free_port(host: str, port: int) -> None:
 
 
 def free_port(host: str) -> int:
-    """A port of `host` that nothing listens on now, from the kernel's own range."""
+    """Return a port of `host` that nothing listens on now, chosen by the kernel."""
     with socket.socket() as probe:
         probe.bind((host, 0))
         return int(probe.getsockname()[1])

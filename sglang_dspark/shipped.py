@@ -1,6 +1,6 @@
-"""Files that ship with the package: at the top of a checkout, package data of an installed wheel.
+"""Locate files that ship with the package: in a checkout's root, or package data of a wheel.
 
-The wheel carries `configs/` and the two dense drafters; `pyproject.toml` says under which names.
+The wheel carries `configs/` and the two dense drafters; `pyproject.toml` defines their names.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ from sglang_dspark.errors import DSparkError
 
 
 def shipped(folder: str) -> Path:
-    """`configs` or `drafters`, where this installation keeps it; need not be there."""
-    package = Path(str(files("sglang_dspark")))  # SGLang's own readers take files, no streams
+    """Return this installation's folder `configs` or `drafters`, which may be missing."""
+    package = Path(str(files("sglang_dspark")))  # SGLang's own readers need files, not streams
     installed = package / f"{folder}_data"
     return installed if installed.is_dir() else package.parent / folder
 
 
 def config_file(kind: str, given: Path) -> Path:
-    """The file `given`, or else the shipped one of that name in `configs/<kind>`.
+    """Return the file `given`, or else the shipped one of that name in `configs/<kind>`.
 
     `cpu-demo`, `cpu-demo.yaml` and `configs/sweep/cpu-demo.yaml` all name the same shipped sweep.
-    Raises DSparkError for a folder, and when there is neither, naming what ships.
+    Raises DSparkError for a folder, and if neither exists; then it lists the shipped ones.
     """
-    if given.exists() and not given.is_dir():  # a pipe too, as a shell's <(...)
+    if given.exists() and not given.is_dir():  # also a pipe, such as a shell's <(...)
         return given
     if given.is_dir():
         raise DSparkError(f"{given} is a folder; name a file of the configuration")

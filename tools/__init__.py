@@ -1,1 +1,1 @@
-"""Commands for who works on this repository; none of them is part of the package."""
+"""Commands for developers of this repository; they are not part of the package."""

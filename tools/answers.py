@@ -1,15 +1,15 @@
-"""Keep the answers of a store in one small file, and make the store again from it.
+"""Save the answers of a store in one small file, and rebuild the store from it.
 
     python -m tools.answers pack   --config configs/train/answers.yaml FILE
     python -m tools.answers unpack --config configs/train/answers.yaml FILE
     python -m tools.answers states --config configs/train/answers.yaml STORE
 
-The file has the answers' token ids alone, each with its prompt's id and digest; prompts stay in
+The file has only the answers' token ids, each with its prompt's id and digest; prompts stay in
 their own files, under their own licences (tools/prompts.py builds the demo target's). Only stores
-without states (`data.cache: false`) are packed. `pack` keeps what the file has and adds new
-answers. `unpack` adds the answers whose prompts are there and unchanged; `dspark train data` then
-answers what is left. `states` computes the states that training reads into another store, once
-instead of in each step: 7 KB a token for the demo target. It adds what that store lacks.
+without states (`data.cache: false`) can be packed. `pack` keeps the file's answers and adds new
+ones. `unpack` adds the answers whose prompts are present and unchanged; `dspark train data` then
+answers the remaining prompts. `states` computes the states that training reads into another store,
+once instead of in each step: 7 KB a token for the demo target. It adds only missing ones.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ from sglang_dspark.training.prompts import Prompt
 from sglang_dspark.training.responses import ResponseGenerator
 from sglang_dspark.training.store import Response, StoreReader, StoreWriter, check_meta
 
-_TOGETHER = 16  # answers that the target reads at a time
+_TOGETHER = 16  # answers that the target reads in one batch
 _META = ("target_sha256", "tokenizer_sha256", "answers")
 
 
 def pack(cfg: RunConfig, file: Path) -> int:
-    """Add a store's answers to a file; how many it has then. A prompt keeps its first answer.
+    """Add a store's answers to a file and return their new count; a prompt keeps its first answer.
 
     Raises DSparkError for a store with states, and for a file of another target's answers.
     """
@@ -79,7 +79,7 @@ def pack(cfg: RunConfig, file: Path) -> int:
 
 
 def unpack(cfg: RunConfig, file: Path) -> tuple[int, int]:
-    """Add a file's answers to the store; how many, and how many have no such prompt here.
+    """Add a file's answers to the store; return the counts of added answers and unknown prompts.
 
     Prompts are found by digest; an id may have changed.
     Raises DSparkError for a damaged file or the answers of another target.
@@ -111,7 +111,7 @@ def unpack(cfg: RunConfig, file: Path) -> tuple[int, int]:
 
 
 def _stored(reader: StoreReader) -> Iterator[tuple[Response, str]]:
-    """Each answer of a store with its prompt's digest; DSparkError for one of several turns."""
+    """Yield a store's answers with their prompts' digests. Raises DSparkError for several turns."""
     for number in range(len(reader)):
         response = reader.bare(number)
         if len(response.answers) > 1:
@@ -126,9 +126,9 @@ def _require_same(file: Path, meta: Mapping[str, Any], here: Mapping[str, Any]) 
 
 
 def add_states(cfg: RunConfig, folder: Path) -> int:
-    """Write a store's answers with the target's states into another store; how many were added.
+    """Write a store's answers with the target's states into another store; return the added count.
 
-    Raises DSparkError where the other store is another target's, or has other layers' states.
+    Raises DSparkError if the other store is another target's, or has other layers' states.
     """
     reader, data = StoreReader(cfg.data.store), cfg.data
     layers = cfg.drafter.target_layer_ids
@@ -145,7 +145,7 @@ def add_states(cfg: RunConfig, folder: Path) -> int:
 
 
 def _in_groups(sequences: Sequence[int], lengths: Sequence[int]) -> list[int]:
-    """Order sequences: those read together of similar length, any first part a sample of all."""
+    """Order sequences: batches of similar length, shuffled so that every prefix is a sample."""
     ordered = sorted(sequences, key=lambda i: lengths[i])
     groups = [ordered[i : i + _TOGETHER] for i in range(0, len(ordered), _TOGETHER)]
     random.Random(0).shuffle(groups)
@@ -153,7 +153,7 @@ def _in_groups(sequences: Sequence[int], lengths: Sequence[int]) -> list[int]:
 
 
 def _given(response: Response) -> Prompt:
-    """Return a prompt whose answer is read instead of made."""
+    """Return a prompt whose answer is given instead of generated."""
     tokens = response.tokens.tolist()
     asked, answer = tokens[: response.prompt_len], tokens[response.prompt_len :]
     return Prompt(
@@ -185,7 +185,7 @@ def _as_bytes(value: Any) -> Tensor:
 
 
 def open_config(path: Path) -> RunConfig:
-    """Return a training configuration, its target a folder on this machine."""
+    """Read a training configuration and resolve its target to a folder on this machine."""
     asked, console = load_config(path), Console(stderr=True)
     cfg = without_slow_halves(asked)
     target = target_dir(str(cfg.data.target), console)
@@ -195,7 +195,7 @@ def open_config(path: Path) -> RunConfig:
 
 
 def main() -> int:
-    """Status 0 when all was written, 1 after one line of what was wrong."""
+    """Run one command; return 0, or 1 after printing the error on one line."""
     parser = argparse.ArgumentParser(prog="python -m tools.answers", description=__doc__)
     parser.add_argument("verb", choices=("pack", "unpack", "states"))
     parser.add_argument("--config", type=Path, required=True)

@@ -1,9 +1,9 @@
-"""Asks what faults are known of the installed packages, by pip-audit; a warning, never a failure.
+"""List known vulnerabilities of the installed packages by pip-audit; a warning, never a failure.
 
     .venv/bin/python -m tools.audit
 
-pip-audit runs in an environment of its own (`uv tool run`), so that what is audited stays as it is.
-It asks PyPI; an index that only serves packages knows no advisories, which is said in one line.
+pip-audit runs in its own environment (`uv tool run`), so that the audited one is unchanged. It
+queries PyPI; an index that only serves packages has no advisories, which is logged in one line.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ UV = Path(sys.executable).with_name("uv")
 
 
 def command(packages: str) -> list[str]:
-    """pip-audit on a folder of installed packages, ended with all its processes at the limit."""
+    """Return the pip-audit command for a folder of installed packages, killed at the time limit."""
     audit = ["pip-audit", "--path", packages, "--format", "json", "--progress-spinner", "off"]
     return ["timeout", str(LIMIT_S), str(UV), "tool", "run", "--quiet", *audit]
 
 
 def ask(words: Sequence[str]) -> list[str]:
-    """Run it; the lines to print."""
+    """Run the command and return the lines to print."""
     try:
         done = subprocess.run(words, capture_output=True, text=True)
     except OSError as error:

@@ -1,8 +1,8 @@
-"""Measure the figures of the README and of docs/ anew, all at one commit: `make figures`.
+"""Measure all figures of the README and of docs/ at one commit: `make figures`.
 
 `python -m tools.figures` runs every part in turn, `python -m tools.figures load sampled` these two,
-`--list` names all. A part that has ended at this commit (`runs/figures-COMMIT/PART.done`) is
-skipped, so a run that was cut off goes on where it stopped. It takes hours, on an idle machine.
+`--list` names all. A part that is complete at this commit (`runs/figures-COMMIT/PART.done`) is
+skipped, so an interrupted run resumes. A full run needs hours on an idle machine.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from sglang_dspark.errors import DSparkError
 from sglang_dspark.loadtest.results import commit
 
 ROOT = Path(__file__).resolve().parents[1]
-# Commands start others by name, so this environment's come first.
+# Commands start other commands by name, so this environment's are first in PATH.
 _ENVIRONMENT = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
 PAGES = ("python tools/docs/sweep.py", *(f"python -m tools.docs.{n}" for n in ("screen", "bench")))
 
@@ -163,7 +163,7 @@ def _commit_of(file: Path) -> str:
 
 
 def _run(commands: Sequence[str], runs: str) -> None:
-    """Run commands from the repository's root; DSparkError names the first that fails."""
+    """Run commands from the repository's root. Raises DSparkError with the first that fails."""
     for command in commands:
         line = command.replace("{runs}", runs)
         print(f"$ {line}", flush=True)

@@ -1,4 +1,4 @@
-"""Prompts of one narrow domain, for comparing drafters where most first drafts are right.
+"""Write prompts of one narrow domain, to compare drafters where most first drafts are accepted.
 
     pip install reasoning-gym==0.1.25
     python -m tools.narrow_prompts
@@ -21,12 +21,12 @@ from pathlib import Path
 from sglang_dspark.common.atomic_write import replacing
 
 FOLDER = Path(__file__).resolve().parents[1] / "runs" / "narrow"
-VERSION = "0.1.25"  # another one may write other questions from the same seed
+VERSION = "0.1.25"  # another version may generate other questions from the same seed
 TRAINED, TESTED = 2000, 64
 
 
 def questions(seed: int, count: int, beside: Iterable[str] = ()) -> list[str]:
-    """`count` questions, the same for a seed, none twice and none of those `beside`."""
+    """Generate up to `count` distinct questions from a seed, without those in `beside`."""
     drawn = import_module("reasoning_gym").create_dataset("gsm_symbolic", size=2 * count, seed=seed)
     texts = dict.fromkeys(drawn[i]["question"] for i in range(2 * count))
     known = set(beside)
@@ -34,7 +34,7 @@ def questions(seed: int, count: int, beside: Iterable[str] = ()) -> list[str]:
 
 
 def write(path: Path, texts: list[str]) -> None:
-    """The texts as prompts that `dspark train data` and `dspark eval record` read."""
+    """Write the texts as prompts that `dspark train data` and `dspark eval record` read."""
     rows = [
         {"id": f"{path.stem}-{i}", "domain": "math", "prompt": text} for i, text in enumerate(texts)
     ]

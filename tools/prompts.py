@@ -13,13 +13,13 @@ Each option names a copy of a set, which this tool neither downloads nor ships:
     --vicuna         https://github.com/lm-sys/FastChat
     --trivia         https://github.com/uberspot/OpenTriviaQA
 
-No prompt is of GSM8K test, MBPP 11-510 or MT-Bench; `dspark train data` skips the package's own
-evaluation prompts. An id is made from the prompt's text, so that a store stays valid when a set
-changes.
+Prompts of GSM8K test, MBPP 11-510 and MT-Bench are excluded; `dspark train data` skips the
+package's own evaluation prompts. An id contains a hash of the prompt's text, so that a store stays
+valid when a set changes.
 
-With all sets, 5,914 of the file's first 7,308 answers find their prompts. The others answer trivia
-questions that asked for an explanation where this tool does not, or the other way round: that was
-drawn at random, and the seed is lost.
+With all sets, 5,914 of the file's first 7,308 answers match a prompt. The others answer trivia
+questions that asked for an explanation where this tool does not, or vice versa: that was drawn at
+random, and the seed is lost.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from sglang_dspark.common.atomic_write import replacing
 from sglang_dspark.common.files import parse_json, reading
 from sglang_dspark.errors import DSparkError
 
-# One answer in three also explains the code. Changed wordings have other digests.
+# One prompt in three also asks for an explanation. A changed wording changes the digests.
 _WORDINGS = (
     "Write a Python function `{}`. {}",
     "Implement `{}` in Python: {}",
@@ -49,7 +49,7 @@ _WORDINGS = (
 # A docstring's task ends at its first paragraph, example or list of parameters.
 _TASK_END = re.compile(r"\n\s*\n|>>>|:param|\bArgs\b|\bParameters\b")
 _NOT_STDLIB = ("site-packages", "test", "tests", "idlelib", "lib2to3", "ensurepip", "turtledemo")
-_NOT_ALGORITHMS = ("project_euler", "scripts")  # Project Euler's are all called `solution`
+_NOT_ALGORITHMS = ("project_euler", "scripts")  # Project Euler's functions are all named `solution`
 
 
 def gsm8k(folder: Path) -> Iterator[str]:
@@ -60,7 +60,7 @@ def gsm8k(folder: Path) -> Iterator[str]:
 
 
 def mbpp(file: Path) -> Iterator[str]:
-    """Yield the tasks outside 11-510 whose text none of those has."""
+    """Yield the tasks outside 11-510 whose text differs from all of those."""
     rows = _rows(file, "task_id", "text", "test_list")
     tested = {row["text"] for row in rows if 11 <= row["task_id"] <= 510}
     for row in rows:
@@ -96,7 +96,7 @@ def self_instruct_user(folder: Path) -> Iterator[str]:
 
 
 def vicuna(folder: Path) -> Iterator[str]:
-    """Yield the first turns that MT-Bench does not have."""
+    """Yield the first turns that are not in MT-Bench."""
     data = folder / "fastchat" / "llm_judge" / "data"
     tested = {
         turn
@@ -145,9 +145,9 @@ SETS = (
 
 
 def write(file: Path, copies: Mapping[str, Path]) -> dict[str, int]:
-    """Write the prompts of the named sets, none twice; how many of each.
+    """Write the distinct prompts of the named sets and return the count of each.
 
-    Raises DSparkError where a copy has no prompts.
+    Raises DSparkError if a copy adds no prompts.
     """
     rows: dict[str, dict[str, Any]] = {}
     counts = {}
@@ -184,10 +184,10 @@ def _functions(files: Sequence[Path]) -> Iterator[str]:
 
 
 def _documented(file: Path) -> Iterator[tuple[str, str]]:
-    """Yield signature and task of the public functions with a docstring of a sentence or more."""
+    """Yield signature and task of public functions; a task has 40 to 600 characters and 7 words."""
     try:
         tree = ast.parse(_text(file))
-    except SyntaxError:  # the standard library has broken files to test tools with
+    except SyntaxError:  # the standard library contains invalid files that test tools
         return
     for node in ast.walk(tree):
         if not isinstance(node, ast.FunctionDef) or node.name in ("main", "test"):
@@ -214,7 +214,7 @@ def _text(file: Path) -> str:
 
 
 def _rows(file: Path, *fields: str) -> list[dict[str, Any]]:
-    """Return the rows of a file of JSON lines; DSparkError for one that lacks a field."""
+    """Return the rows of a JSON Lines file. Raises DSparkError if a row lacks a field."""
     text = _text(file)
     with reading(file, "copy of a prompt set", "clone the set again"):
         rows = [parse_json(line) for line in text.splitlines() if line.strip()]
@@ -226,7 +226,7 @@ def _rows(file: Path, *fields: str) -> list[dict[str, Any]]:
 
 
 def main() -> int:
-    """Status 0 when the file was written, 1 after one line of what was wrong."""
+    """Write the file; return 0, or 1 after printing the error on one line."""
     parser = argparse.ArgumentParser(
         prog="python -m tools.prompts",
         description=__doc__,

@@ -1,7 +1,7 @@
 """Print the entries of `REIMPLEMENTED` and `RELEASE` that differ from the installed SGLang.
 
-`python -m tools.upstream_hashes`, after each of these functions was read again (docs/upgrading.md):
-the new hashes go into upstream_uses.py and released_files.py in sglang_dspark/serving/.
+Read each of these functions again before `python -m tools.upstream_hashes` (docs/upgrading.md), and
+write the new hashes into upstream_uses.py and released_files.py in sglang_dspark/serving/.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from sglang_dspark.serving.upstream_uses import REIMPLEMENTED
 
 
 def main() -> None:
-    """Print one line for each function: module, entry with its new hash, or that it is gone.
+    """Print a line for each changed function: its entry with the new hash, or that it is gone.
 
-    Then one line for all files together.
+    If a released file changed, a line for all files follows.
     """
     for module, functions in REIMPLEMENTED.items():
         for path, (known, ours) in functions.items():

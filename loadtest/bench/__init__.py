@@ -1,1 +1,1 @@
-"""Closed loops without locust: drafts against none, measured in pairs in one run."""
+"""Closed loops without locust: speculation against plain decoding, in pairs within one run."""

@@ -1,6 +1,6 @@
-"""The reference engine's measurement through a running server: same prompts, same counts.
+"""Repeat the reference engine's measurement on a running server: same prompts, same counts.
 
-Each prompt goes to SGLang's `/generate` as token ids, so that both decode the very same input.
+Each prompt is sent to SGLang's `/generate` as token ids, so that both decode the same input.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ def measure(
     settings: DecodeSettings,
     on_finish: Callable[[int], None] | None = None,
 ) -> list[ServedGeneration]:
-    """Send token-id prompts to a server, `settings.batch` at a time; results in their order.
+    """Send token-id prompts to a server, `settings.batch` at a time; return results in order.
 
     The server stops at its model's own end-of-sequence tokens. on_finish: called with the index
-    of each finished prompt. Raises DSparkError when the server cannot be reached, refuses a
+    of each finished prompt. Raises DSparkError if the server cannot be reached, refuses a
     request, or does not speculate.
     """
     return asyncio.run(_measure(url, prompts, settings, on_finish))

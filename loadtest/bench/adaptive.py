@@ -1,13 +1,13 @@
-"""The scheduler against plain decoding and every fixed gamma: what `dspark bench adaptive` runs.
+"""Measure the scheduler against plain decoding and every fixed gamma: `dspark bench adaptive`.
 
 All servers are up the whole time and exactly one may run; the others are frozen (SIGSTOP), because
 an idle SGLang scheduler polls. A trial measures every arm once at every concurrency, next to each
-other and in changing order (`verdict.arm_order`), on the same requests; other trials bring other
+other and in changing order (`verdict.arm_order`), on the same requests; other trials use other
 prompts. Answers vary in length, as in real traffic: answers of one length end together, and
 plain decoding alone would prefill in waves. Throughput is counted while all users are busy
 (`measure.measure_cell`).
 
-Rounds that are done are kept in a journal, so that a run that was cut off goes on where it was.
+Finished rounds are saved in a journal, so that an interrupted run can be resumed.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Plan:
             raise DSparkError(f"the arms must hold {PLAIN} and {SCHEDULED}: {self.arms}")
 
     def requests(self, users: int, trial: int) -> list[tuple[str, Sampling]]:
-        """Prompts and lengths of a round, the same for every arm of the trial."""
+        """Return the prompts and lengths of a round, the same for every arm of the trial."""
         count = max(self.least, ROUNDS_OF_USERS * users)
         lengths = np.random.default_rng([users, trial]).integers(
             self.mean_tokens // 2, self.mean_tokens + self.mean_tokens // 2 + 1, size=count
@@ -79,7 +79,7 @@ class Plan:
         ]
 
     def rounds(self) -> list[tuple[int, int, str]]:
-        """(trial, users, arm) in the order they are measured."""
+        """List (trial, users, arm) in the order of measurement."""
         return [
             (trial, users, arm)
             for trial in range(self.trials)
@@ -88,7 +88,7 @@ class Plan:
         ]
 
     def fingerprint(self) -> str:
-        """Of everything that is asked."""
+        """Hash all fields of the plan."""
         return hashlib.sha256(json.dumps(asdict(self)).encode()).hexdigest()[:16]
 
 
@@ -113,7 +113,7 @@ class Journal:
     """Figures of a run, a JSON line each (`journal.py`)."""
 
     def __init__(self, path: Path, head: Head) -> None:
-        """Read what is there, or begin. Raises DSparkError for a journal with another head."""
+        """Read or create the journal. Raises DSparkError for a journal with another head."""
         self.path = path
         self.figures = open_journal(path, head, lambda row: Figure(**row))
 
@@ -154,10 +154,10 @@ def arms_of(gammas: Sequence[int], slots: int) -> list[Arm]:
 
 
 def shortened(drafter: Path, gamma: int, folder: Path) -> Path:
-    """The drafter in a directory of its own whose config says gamma; weights are linked.
+    """Create a copy of the drafter whose config has this `gamma`; weights are linked.
 
-    SGLang takes gamma from the drafter alone and refuses another one. Raises DSparkError when the
-    place cannot be written or the drafter has no config.
+    SGLang reads gamma from the drafter alone and refuses another one. Raises DSparkError if
+    `folder` cannot be written or the drafter has no config.
     """
     place = folder.absolute() / f"drafter-{gamma}"
     try:
@@ -179,9 +179,9 @@ def measure(
     journal: Journal,
     on_round: Callable[[Figure], None],
 ) -> None:
-    """Every round that the journal lacks. The servers are ready and frozen, and end up frozen.
+    """Measure every round that the journal lacks. Servers are ready, frozen before and after.
 
-    Raises DSparkError when a server fails a request.
+    Raises DSparkError if a server fails a request.
     """
     warm: set[str] = set()
     for trial, users, arm in plan.rounds():
@@ -191,7 +191,7 @@ def measure(
         server = servers[arm]
         server.resume()
         try:
-            if arm not in warm:  # what only the first requests of a server's life do
+            if arm not in warm:  # work that only a server's first requests cause
                 asyncio.run(_round(server.spec.url, plan.requests(2, plan.trials), 2))
                 warm.add(arm)
             cell = asyncio.run(_round(server.spec.url, requests, users))
@@ -204,7 +204,7 @@ def measure(
 
 
 async def _round(url: str, requests: Sequence[tuple[str, Sampling]], users: int) -> Measurement:
-    """A closed loop over the requests; the cache is emptied and one request thrown away before."""
+    """Run a closed loop, after discarding one request and emptying the prefix cache."""
     async with SGLangClient(url) as client:
         await client.complete(requests[-1][0], _WARM_UP)
         await client.flush_cache()

@@ -20,13 +20,13 @@ from sglang_dspark.intervals import Ratio, paired_ratio
 from sglang_dspark.loadtest.bench.adaptive import FIXED, PLAIN, SCHEDULED, Figure
 from sglang_dspark.loadtest.sweep.verdict import verdict
 
-AGAINST_PLAIN, AGAINST_FIXED = 1.0, 0.97  # what the scheduler promises
+AGAINST_PLAIN, AGAINST_FIXED = 1.0, 0.97  # ratios that the scheduler promises
 
 Speeds = dict[str, list[float]]  # arm -> tokens/s by trial
 
 
 def as_metrics(figures: Sequence[Figure], concurrency: Sequence[int]) -> dict[str, Any]:
-    """JSON-ready: a row for each concurrency. Raises DSparkError when one has no whole trial."""
+    """Build JSON-ready metrics by concurrency. Raises DSparkError if one has no whole trial."""
     rows = [_row(figures, users) for users in concurrency]
     return {
         "by_concurrency": rows,
@@ -39,7 +39,7 @@ def as_metrics(figures: Sequence[Figure], concurrency: Sequence[int]) -> dict[st
 
 
 def sentences(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
-    """The verdicts of all rows, as the metrics hold them."""
+    """Collect the verdicts of all rows, as the metrics hold them."""
     return {"verdicts": [line for row in rows for line in row["verdicts"]]}
 
 
@@ -50,10 +50,10 @@ def _row(figures: Sequence[Figure], users: int) -> dict[str, Any]:
 
 
 def compared(users: int, speeds: Speeds, taus: Mapping[str, float | None]) -> dict[str, Any]:
-    """One row of `by_concurrency`, from the tokens/s of every arm in every trial.
+    """Build a row of `by_concurrency` from the tokens/s of every arm in every trial.
 
-    speeds: by arm, in the trials' order; taus: by arm that drafts. The row keeps both, so that it
-    can be taken again from itself (`republish`).
+    speeds: by arm, in the trials' order; taus: by arm that drafts. The row holds both, so that it
+    can be recomputed from itself (`republish`).
     """
     fixed = {name: values for name, values in speeds.items() if name.startswith(FIXED)}
     best = max(fixed, key=lambda name: float(np.mean(fixed[name])))
@@ -78,9 +78,9 @@ def compared(users: int, speeds: Speeds, taus: Mapping[str, float | None]) -> di
 
 
 def whole_trials(figures: Sequence[Figure], users: int) -> Speeds:
-    """tokens/s of each arm in the trials that have all arms, in the trials' order.
+    """Return tokens/s of each arm in the trials that have all arms, in the trials' order.
 
-    Raises DSparkError where there is none, or no fixed gamma.
+    Raises DSparkError if there is no such trial, or no fixed gamma.
     """
     here = [each for each in figures if each.users == users]
     arms = list(dict.fromkeys(each.arm for each in here))
@@ -93,7 +93,7 @@ def whole_trials(figures: Sequence[Figure], users: int) -> Speeds:
 
 
 def _ratio(ratio: Ratio, promised: float) -> dict[str, Any]:
-    """met: "yes" or "no" beyond the noise of the run, "within noise" between."""
+    """Return a ratio's fields. met: "yes" or "no" beyond the run's noise, else "within noise"."""
     met = "yes" if ratio.low >= promised else "no" if ratio.high < promised else "within noise"
     low, high = ratio.bounds or (None, None)
     return {
@@ -116,7 +116,7 @@ def _tau(figures: Sequence[Figure], users: int, arm: str) -> float | None:
 
 
 def draw(metrics: Mapping[str, Any], title: str) -> Canvas:
-    """Throughput of all arms, and the scheduler's ratios with their intervals."""
+    """Draw the throughput of all arms, and the scheduler's ratios with their intervals."""
     rows = metrics["by_concurrency"]
     figure = Canvas(figsize=(10, 4.2), layout="constrained")
     with mpl.rc_context({"font.size": 9, "legend.frameon": False}):

@@ -26,7 +26,7 @@ class Pair:
     plain: Completion
 
     def first_difference(self) -> int | None:
-        """Index of the first token that differs; None when the answers are equal."""
+        """Return the index of the first token that differs; None if the answers are equal."""
         ours, theirs = self.dspark.ids, self.plain.ids
         for index, (a, b) in enumerate(zip(ours, theirs, strict=False)):
             if a != b:
@@ -50,19 +50,19 @@ class Summary:
 
     @property
     def speedup(self) -> float:
-        """DSPARK's speed over the plain server's."""
+        """Return DSPARK's speed over the plain server's."""
         return self.dspark_tokens_per_s / self.plain_tokens_per_s
 
 
 def summarise(pairs: Sequence[Pair], gamma: int) -> list[Summary]:
-    """A row for each domain in the order of the prompts, and one for all of them at the end."""
+    """Summarise each domain in a row, in the order of the prompts, and all in a last row."""
     domains = dict.fromkeys(pair.prompt.domain for pair in pairs)
     groups = {name: [p for p in pairs if p.prompt.domain == name] for name in domains}
     return [_row(name, group, gamma) for name, group in {**groups, OVERALL: list(pairs)}.items()]
 
 
 def as_metrics(pairs: Sequence[Pair], gamma: int) -> dict[str, Any]:
-    """JSON-ready figures of a demo run, with each answer."""
+    """Build the JSON-ready figures of a demo run, with each answer."""
     rows = {row.domain: {**asdict(row), "speedup": row.speedup} for row in summarise(pairs, gamma)}
     return {
         "gamma": gamma,
@@ -84,7 +84,7 @@ def as_metrics(pairs: Sequence[Pair], gamma: int) -> dict[str, Any]:
 
 
 def merged_steps(done: Completion) -> int:
-    """Steps whose tokens reached the client together with another step's."""
+    """Count the steps whose tokens arrived in one chunk with another step's."""
     return max(0, done.decode_steps - (len(done.chunks) - 1))
 
 

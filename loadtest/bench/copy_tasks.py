@@ -1,9 +1,9 @@
-"""Tasks whose answer is a copy: identifiers, hashes, UUIDs, paths, JSON, each among its likes.
+"""Tasks whose answer is a copy: identifiers, hashes, UUIDs, paths, JSON, each among similar lines.
 
 A prompt lists lines that differ from each other in a character or two and asks for one of them.
 No reference answer is needed, and any model can serve: a server that drafts must return the plain
 server's tokens, and such text reveals a wrong token that prose would hide. Several questions share
-a list, so that they share a prefix, and some are asked again.
+a list, so that they share a prefix, and some are repeated.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from sglang_dspark.errors import DSparkError
 
 LEAST_LINES, MOST_LINES = 3, 14  # of a list: prompts of one chunk of the prefill and of several
 ASKED = 4  # questions of one list
-AGAIN = 0.1  # part of the tasks that were asked before
+AGAIN = 0.1  # part of the tasks that repeat an earlier one
 LEAST_TOKENS = 4
 _LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
 _WORDS = ("user", "order", "index", "cache", "token", "frame", "block", "shard", "query", "node")
@@ -26,7 +26,7 @@ _WORDS = ("user", "order", "index", "cache", "token", "frame", "block", "shard",
 
 @dataclass(frozen=True)
 class Task:
-    """kind: of what is copied; prompt: a user's message; tokens: of the answer at most."""
+    """kind: of the copied text; prompt: a user's message; tokens: of the answer at most."""
 
     kind: str
     prompt: str
@@ -34,9 +34,9 @@ class Task:
 
 
 def copy_tasks(count: int, most_tokens: int, seed: int) -> list[Task]:
-    """So many tasks, the kinds in turn; answers of LEAST_TOKENS to `most_tokens` tokens.
+    """Create `count` tasks, the kinds in turn; answers of LEAST_TOKENS to `most_tokens` tokens.
 
-    Raises DSparkError for numbers that make no tasks.
+    Raises DSparkError for numbers that allow no tasks.
     """
     if count < 1 or most_tokens < LEAST_TOKENS:
         raise DSparkError(f"a screen needs a request, and answers of {LEAST_TOKENS} tokens or more")
@@ -50,7 +50,7 @@ def copy_tasks(count: int, most_tokens: int, seed: int) -> list[Task]:
         lines = _alike(make, draw.randint(LEAST_LINES, MOST_LINES), draw)
         for _ in range(ASKED):
             if tasks and draw.random() < AGAIN:
-                tasks.append(draw.choice(tasks[-64:]))  # while its prefix may be kept still
+                tasks.append(draw.choice(tasks[-64:]))  # its prefix may still be cached
             tasks.append(_task(kind, lines, draw.randint(LEAST_TOKENS, most_tokens), draw))
     return tasks[:count]
 
@@ -63,7 +63,7 @@ def _task(kind: str, lines: list[str], tokens: int, draw: random.Random) -> Task
 
 
 def _alike(make: Callable[[random.Random], str], count: int, draw: random.Random) -> list[str]:
-    """Lines that are each other's likes: one, and copies of it with a character exchanged."""
+    """Create similar lines: one, and copies of these with a character exchanged."""
     first = make(draw)
     lines = [first]
     while len(lines) < count:

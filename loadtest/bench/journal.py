@@ -1,8 +1,7 @@
-"""Journals of benches: JSON lines behind one that says what they were measured with.
+"""Journals of benches: JSON lines after a head, which holds the models, machine and code.
 
-A run that was killed leaves a line unfinished: what stands behind the last newline is cut off. A
-run with other models, another machine or other code is refused, as its rows are not those of one
-measurement.
+A killed run may leave an unfinished line: text after the last newline is cut off. A run with other
+models, another machine or other code is refused, as its rows are not those of one measurement.
 """
 
 from __future__ import annotations
@@ -42,10 +41,10 @@ def served_head(target: Path, drafter: Path, device: str) -> dict[str, Any]:
 
 
 def open_journal(path: Path, head: Head, row: Callable[[Any], _Row]) -> list[_Row]:
-    """The rows of a journal, which is begun where there is none.
+    """Read the rows of a journal, or create it if it is missing.
 
-    head: JSON-ready; row: a line's value as what it stands for. Raises DSparkError for a journal
-    with another head, naming what differs, and for any other file.
+    head: JSON-ready; row: converts a line's value. Raises DSparkError for a journal with another
+    head, naming the differences, and for any other file.
     """
     try:
         text = path.read_text(encoding="utf-8") if path.exists() else ""
@@ -65,7 +64,7 @@ def open_journal(path: Path, head: Head, row: Callable[[Any], _Row]) -> list[_Ro
 
 
 def keep_row(path: Path, row: Mapping[str, Any]) -> None:
-    """Add a row to a journal. Raises DSparkError when it cannot be written."""
+    """Add a row to a journal. Raises DSparkError if it cannot be written."""
     try:
         with path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")

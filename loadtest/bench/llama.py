@@ -1,10 +1,10 @@
-"""One user served by SGLang, plain and with DSPARK, and by llama.cpp: `dspark bench llama`.
+"""Compare one user on SGLang, plain and with DSPARK, and on llama.cpp: `dspark bench llama`.
 
-llama.cpp comes as a Python package (`ik-llama-cpp-python`, the fork with the faster CPU kernels);
-its formats are made from the target's GGUF by the package's own `llama-quantize`. It is called in
-a process of its own, without a server: what HTTP costs is on our side alone. All arms answer the
-same prompts greedily with the same number of tokens, stop tokens as any other; one runs at a time,
-servers that wait are frozen, and a repeat goes through all of them, each repeat in another order.
+llama.cpp is a Python package (`ik-llama-cpp-python`, the fork with the faster CPU kernels); the
+package's own `llama-quantize` converts the target's GGUF to its formats. It runs in its own process
+without a server, so that only SGLang's arms have the cost of HTTP. All arms answer the same prompts
+greedily with the same number of tokens; stop tokens do not end an answer. One arm runs at a time,
+waiting servers are frozen, and each repeat measures all arms in another order.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ _WORKER = "sglang_dspark.loadtest.bench.llama_worker"
 
 @dataclass(frozen=True)
 class Speed:
-    """Of one arm in one repeat, over all its answers: output tokens a second, and those behind the
-    first token alone."""
+    """Speed of one arm in one repeat, over all its answers: output tokens/s, and tokens/s after the
+    first token."""
 
     whole: float
     decode: float
@@ -55,7 +55,7 @@ class Arm(Protocol):
     name: str
 
     async def answers(self, prompts: Sequence[Sequence[int]], tokens: int) -> list[Answered]:
-        """One for each prompt."""
+        """Answer the prompts in turn; return one answer for each."""
 
 
 class Served:
@@ -65,7 +65,7 @@ class Served:
         self.name, self._process = name, process
 
     async def answers(self, prompts: Sequence[Sequence[int]], tokens: int) -> list[Answered]:
-        """As `Arm`; the prefix cache is emptied before. Raises DSparkError when one fails."""
+        """Answer as `Arm`, after emptying the prefix cache. Raises DSparkError if one fails."""
         self._process.resume()
         try:
             async with SGLangClient(self._process.spec.url) as client:
@@ -90,12 +90,12 @@ class LlamaCpp:
         self._line()
 
     async def answers(self, prompts: Sequence[Sequence[int]], tokens: int) -> list[Answered]:
-        """As `Arm`. Raises DSparkError when the process has ended."""
+        """Answer as `Arm`. Raises DSparkError if the process has ended."""
         self.tokens_of(prompts[-1], 8)
         return [self._answered(prompt, tokens) for prompt in prompts]
 
     def tokens_of(self, prompt: Sequence[int], tokens: int) -> list[int]:
-        """The answer itself."""
+        """Return the token ids of one answer."""
         return list(self._ask(prompt, tokens)["ids"])
 
     def close(self) -> None:
@@ -118,7 +118,7 @@ class LlamaCpp:
             self._process.stdin.write(json.dumps({"ids": list(prompt), "tokens": tokens}) + "\n")
             self._process.stdin.flush()
         except BrokenPipeError:
-            pass  # `_line` says how it ended
+            pass  # `_line` reports how it ended
         return self._line()
 
     def _line(self) -> dict[str, Any]:
@@ -143,15 +143,15 @@ class Plan:
 
 
 def require_package() -> None:
-    """Raise DSparkError where llama.cpp's package is missing."""
+    """Raise DSparkError if llama.cpp's package is missing."""
     if find_spec("ik_llama_cpp") is None:
         raise DSparkError(f"llama.cpp is not installed: pip install {PACKAGE} py-cpuinfo")
 
 
 def quantised(gguf: Path, kind: str, folder: Path) -> Path:
-    """The file's weights in another format, as a file in `folder`.
+    """Convert the file's weights to another format, as a file in `folder`.
 
-    Raises DSparkError when llama-quantize fails.
+    Raises DSparkError if llama-quantize fails.
     """
     from ik_llama_cpp import find_quantize_bin
 
@@ -170,7 +170,7 @@ def quantised(gguf: Path, kind: str, folder: Path) -> Path:
 async def measure(
     arms: Sequence[Arm], plan: Plan, on_round: Callable[[str, Speed], None]
 ) -> dict[str, list[Speed]]:
-    """Speeds of every arm, by repeat. on_round: called behind each."""
+    """Measure the speeds of every arm, by repeat. on_round: called after each."""
     found: dict[str, list[Speed]] = {arm.name: [] for arm in arms}
     order, draws = list(arms), Random(0)
     for _ in range(plan.repeats):
@@ -183,14 +183,14 @@ async def measure(
 
 
 def speed_of(answers: Sequence[Answered]) -> Speed:
-    """Over all answers of a repeat."""
+    """Compute the speed over all answers of a repeat."""
     tokens = sum(each.tokens for each in answers)
     first, rest = (sum(getattr(each, name) for each in answers) for name in ("first_s", "rest_s"))
     return Speed(tokens / (first + rest), (tokens - len(answers)) / rest)
 
 
 def as_metrics(found: dict[str, list[Speed]], plan: Plan, about: dict[str, Any]) -> dict[str, Any]:
-    """JSON-ready: medians, and each of ours over each of llama.cpp's, in pairs of a repeat."""
+    """Build JSON-ready metrics: medians, and each SGLang arm over each of llama.cpp, paired."""
     rivals = [name for name in found if name.startswith(RIVAL)]
     ours = [name for name in found if name not in rivals]
     pairs = [(mine, other) for mine in ours for other in rivals]

@@ -1,9 +1,9 @@
-"""llama.cpp in a process of its own: `python -m sglang_dspark.loadtest.bench.llama_worker FILE`.
+"""Run llama.cpp in its own process: `python -m sglang_dspark.loadtest.bench.llama_worker FILE`.
 
-Reads a JSON line a request, `{"ids": [...], "tokens": N}`, and answers with one: the N tokens that
-greedy decoding puts behind the prompt, stop tokens as any other, and the seconds up to the first of
-them and behind it. The package's own sampler copies all logits in Python; the argmax here does not,
-so that what is timed is llama.cpp.
+The number of threads follows FILE. Reads a JSON line a request, `{"ids": [...], "tokens": N}`, and
+writes one: the N tokens of greedy decoding after the prompt, stop tokens included, and the seconds
+up to the first of them and after it. The package's own sampler copies all logits in Python; the
+argmax here does not, so that only llama.cpp is timed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ CONTEXT = 4096  # tokens
 
 @dataclass(frozen=True)
 class Spoken:
-    """ids: tokens put out. first_s: seconds to the first; rest_s: from there to the last."""
+    """ids: output tokens. first_s: seconds to the first; rest_s: from there to the last."""
 
     ids: list[int]
     first_s: float
@@ -36,14 +36,14 @@ class Llama:
     """A GGUF file's model. threads: of its products."""
 
     def __init__(self, path: str, threads: int) -> None:
-        import ik_llama_cpp  # an optional package: `bench llama` says how to install it
+        import ik_llama_cpp  # an optional package: `bench llama` explains its installation
 
         self._model = ik_llama_cpp.IkLlama(path, n_ctx=CONTEXT, n_threads=threads, verbose=False)
         self._context: Any = self._model._context
         self._vocab = int(self._context.model.n_vocab)
 
     def answer(self, prompt: list[int], tokens: int) -> Spoken:
-        """Greedy; the prompt is read anew."""
+        """Decode greedily, with a new prefill of the prompt."""
         from ik_llama_cpp._internals import make_batch_range
 
         self._context.kv_cache_clear()
@@ -71,21 +71,22 @@ class Llama:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """llama.cpp writes to both outputs; a line of ours must be the only one."""
-    kept, nowhere = os.dup(1), os.open(os.devnull, os.O_WRONLY)
+    """Discard both outputs: llama.cpp writes to them, and only replies may be on stdout."""
+    kept, nowhere = (os.dup(1), os.dup(2)), os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)
     os.dup2(nowhere, 2)
     try:
         yield
-    finally:
+    finally:  # an error inside is shown: its traceback is printed afterwards
         sys.stdout.flush()
-        os.dup2(kept, 1)
-        os.close(kept)
+        for output, copy in enumerate(kept, 1):
+            os.dup2(copy, output)
+            os.close(copy)
         os.close(nowhere)
 
 
 def main(path: str, threads: int) -> None:
-    """Answer until the input ends."""
+    """Answer requests until the input ends."""
     with _quiet():
         llama = Llama(path, threads)
     print(json.dumps({"ready": True}), flush=True)

@@ -1,8 +1,8 @@
-"""DSPARK against plain decoding, measured in pairs: what `dspark bench serve` runs.
+"""Measure DSPARK against plain decoding in pairs: `dspark bench serve`.
 
 Both servers are up the whole time and exactly one may run: the other is frozen (SIGSTOP), because
-an idle SGLang scheduler polls and would take CPU time from the one that is measured. A repeat
-measures each of them once, next to each other, at every concurrency; who goes first alternates.
+an idle SGLang scheduler polls and would use CPU time that the measured one needs. A repeat
+measures each of them once, next to each other, at every concurrency, in alternating order.
 Before each round the prefix cache is emptied and one request is discarded. Throughput counts while
 all users are busy; the time of a whole round, drain included, is reported next to it (`load`).
 """
@@ -27,7 +27,7 @@ from sglang_dspark.loadtest.client.metrics import (
 from sglang_dspark.loadtest.servers.server import ServerProcess
 
 _WARM_UP = Sampling(max_new_tokens=8)
-_GOLDEN = (5**0.5 - 1) / 2  # its multiples are spread evenly from 0 to 1, any number of them
+_GOLDEN = (5**0.5 - 1) / 2  # any number of its multiples, modulo 1, is spread evenly
 
 
 @dataclass(frozen=True)
@@ -49,12 +49,12 @@ class Plan:
             raise DSparkError(f"repeats must be at least 1, got {self.repeats}")
 
     def batch(self, users: int) -> list[str | tuple[int, ...]]:
-        """Prompts of one round: a dozen, or three per user where that is more, from the top."""
+        """Return the prompts of one round, from the top: a dozen, or three per user if more."""
         count = max(12, 3 * users)
         return [self.prompts[i % len(self.prompts)] for i in range(count)]
 
     def lengths(self, users: int) -> list[int]:
-        """Answer tokens of each prompt of `batch`: evenly spread, in a fixed mixed order."""
+        """Return the tokens of each answer of `batch`: evenly spread, in a fixed mixed order."""
         places = [(i * _GOLDEN) % 1.0 for i in range(len(self.batch(users)))]
         return [round(self.max_new_tokens * (1 + self.spread * (2 * at - 1))) for at in places]
 
@@ -78,9 +78,9 @@ async def measure(
     plan: Plan,
     on_round: Callable[[str, Round], None],
 ) -> dict[int, list[PairedRound]]:
-    """All rounds, by concurrency; both servers must be ready and running.
+    """Measure all rounds, by concurrency; both servers must be ready and running.
 
-    on_round: called after each round with the server's name. Raises DSparkError when a server
+    on_round: called after each round with the server's name. Raises DSparkError if a server
     fails a request.
     """
     servers = {"plain": plain, "dspark": dspark}
@@ -112,7 +112,7 @@ async def fresh_round(
     """Run one round on a running server, its prefix cache emptied and a request discarded before.
 
     settings: sampling settings of every request (`temperature`, `top_k`, ...); None: greedy.
-    Raises DSparkError when the server fails a request.
+    Raises DSparkError if the server fails a request.
     """
     async with SGLangClient(url) as client:
         await client.complete(plan.prompts[-1], _WARM_UP)
@@ -125,7 +125,7 @@ async def fresh_round(
 
 
 def as_metrics(results: dict[int, list[PairedRound]], plan: Plan, gamma: int) -> dict[str, Any]:
-    """JSON-ready: medians over the repeats, and geometric means of paired ratios with intervals.
+    """Build JSON-ready metrics: medians over repeats, geometric mean ratios with intervals.
 
     Every repeat's own figures are included, so that the ratios can be recomputed (`republish`).
     """
@@ -180,10 +180,10 @@ def _row(users: int, pairs: Sequence[PairedRound]) -> dict[str, Any]:
 
 
 def speedups(repeats: Mapping[str, Sequence[float]]) -> dict[str, Any]:
-    """Ratios of a row. repeats: tokens/s of each as in the row, while all are busy and, in newer
-    files, over whole rounds (`*_whole`).
+    """Compute the paired ratios of a row; intervals are null with fewer than three repeats.
 
-    Intervals are null with fewer than three repeats.
+    repeats: tokens/s of each server as in the row, while all users are busy and, in newer files,
+    over whole rounds (`*_whole`).
     """
     found: dict[str, Any] = {}
     for name, suffix in (("speedup", ""), ("whole_round_speedup", "_whole")):
@@ -194,7 +194,7 @@ def speedups(repeats: Mapping[str, Sequence[float]]) -> dict[str, Any]:
 
 
 def step_cost(verify_ms: Sequence[float], plain_decode_ms: Sequence[float]) -> dict[str, Any]:
-    """Cost of a served step at one user, first token excluded; each argument has every repeat's."""
+    """Compare ms of a verify and a plain step at one user, first token excluded, by repeat."""
     ratio = paired_ratio(verify_ms, plain_decode_ms)
     return {
         "verify_ms": median(verify_ms),

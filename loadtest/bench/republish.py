@@ -1,8 +1,8 @@
-"""Bench results taken again from the trials they keep: `dspark report --intervals FILE`.
+"""Recompute bench results from their saved trials: `dspark report --intervals FILE`.
 
-What was measured, by which command, where and when stays as it is; ratios, intervals and sentences
-are computed anew by the present rule (`intervals`). So a change of the rule needs no new
-measurement. An interval whose trials a file does not hold is taken out: it followed an older rule.
+Measurements, their command, device and date are unchanged; ratios, intervals and sentences are
+recomputed by the present rule (`intervals`), so a change of the rule needs no new measurement. An
+interval whose trials a file does not hold is removed, as it followed an older rule.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ Metrics = dict[str, Any]
 
 
 def republish(path: Path) -> Metrics:
-    """Rewrite a result file of `dspark bench adaptive` or `serve`; returns its metrics.
+    """Rewrite a result file of `dspark bench adaptive` or `serve`; return its metrics.
 
-    Raises DSparkError when the file is no such result, or must not be written.
+    Raises DSparkError if the file is no such result, or must not be written.
     """
     require_clean(path)
     with reading(path, "result of `dspark bench adaptive` or `serve`", "name such a result file"):
@@ -33,7 +33,7 @@ def republish(path: Path) -> Metrics:
 
 
 def taken_again(metrics: Mapping[str, Any]) -> Metrics:
-    """The same metrics with every ratio from its row's trials. Raises LookupError without them."""
+    """Recompute every ratio from its row's trials. Raises LookupError without trials."""
     rows = metrics["by_concurrency"]
     if all("trials" in row for row in rows):
         again = [

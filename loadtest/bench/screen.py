@@ -1,17 +1,17 @@
-"""The corruption screen: greedy copies by a server that drafts, token for token the plain one's.
+"""The corruption screen: compare a DSPARK server's greedy copies with the plain server's tokens.
 
-What corrupts a speculating server is not the plain case but its edges, so the tasks
-(`copy_tasks`) come in waves: closed loops, bursts and arrivals one by one; cold caches and warm
-ones; prompts longer than a chunk of the prefill; a KV pool that is too small for those at once, so
-that requests are retracted. Each server answers all waves, one server after the other. What
-`Coverage` lacks did not happen, and was not screened.
+Speculation corrupts answers in edge cases, not in the common case. The tasks (`copy_tasks`) are
+therefore sent in waves: closed loops, bursts and single arrivals; cold and warm caches; prompts
+longer than a prefill chunk; a KV pool too small for those at once, so that requests are retracted.
+Each server answers all waves, one server after the other. A feature that `Coverage` lacks did not
+occur, and was not screened.
 
-A difference is *explained* by a near tie alone: sums of floating-point numbers depend on how many
-rows a product has, so two tokens closer than that noise may swap. The plain server is asked for
-its log-probabilities behind the prefix that both share; if both tokens lie less than `near_tie`
-below its likeliest one, they do. Behind a difference the two texts go their own ways.
+Only a near tie *explains* a difference: floating-point sums depend on the number of rows of a
+product, so two tokens closer than that noise may swap. The plain server returns its
+log-probabilities after the prefix that both answers share. The tokens are a near tie if both are
+less than `near_tie` below the most likely token. After a difference the two texts diverge.
 
-Answers are kept in a journal for each server, so that a run that was cut off goes on where it was.
+Answers are saved in a journal for each server, so that an interrupted run can be resumed.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _MEAN_GAP_S = 0.02
 @dataclass(frozen=True)
 class Wave:
     """Tasks that are sent together. users: at once at most; gap_s: mean time between arrivals, 0
-    where all are there at once; cold: the prefix cache is emptied before."""
+    if all arrive at once; cold: the prefix cache is emptied before."""
 
     tasks: tuple[Task, ...]
     users: int
@@ -54,15 +54,17 @@ class Wave:
 
 @dataclass(frozen=True)
 class Plan:
-    """List the waves that both servers get. seed: of arrival times."""
+    """The waves that both servers get. seed: of arrival times."""
 
     waves: tuple[Wave, ...]
     seed: int
 
     @classmethod
     def of(cls, tasks: Sequence[Task], users: int, seed: int) -> Plan:
-        """Waves of the tasks: a closed loop of `users`, a burst, arrivals one by one, in turn; a
-        quarter of them meets the cache as the wave before has left it."""
+        """Split the tasks into waves: in turn a closed loop of `users`, a burst, single arrivals.
+
+        A quarter of the waves keeps the cache of the wave before.
+        """
         if users < 1 or not tasks:
             raise DSparkError("a screen needs a user at least, and a task")
         kinds = ((users, 0.0), (WAVE, 0.0), (WAVE, _MEAN_GAP_S))
@@ -75,11 +77,11 @@ class Plan:
 
     @property
     def requests(self) -> int:
-        """Of all waves."""
+        """Count the requests of all waves."""
         return sum(len(wave.tasks) for wave in self.waves)
 
     def fingerprint(self) -> str:
-        """Of everything that is asked."""
+        """Hash the waves and the seed."""
         return hashlib.sha256(json.dumps(asdict(self)).encode()).hexdigest()[:16]
 
 
@@ -97,7 +99,7 @@ class Answered:
 
     @classmethod
     def of(cls, done: Completion) -> Answered:
-        """From what `/generate` says."""
+        """Convert an answer of `/generate`."""
         spec = done.spec
         return cls(
             ids=done.ids,
@@ -111,8 +113,8 @@ class Answered:
 
 @dataclass(frozen=True)
 class WaveAnswers:
-    """answers: in the order of the wave's tasks; retracted: requests that the server's own counter
-    says were retracted meanwhile."""
+    """answers: in the order of the wave's tasks; retracted: requests retracted meanwhile, by the
+    server's own counter."""
 
     answers: tuple[Answered, ...]
     retracted: int
@@ -122,21 +124,21 @@ class Journal:
     """A server's answers, a JSON line a wave (`journal.py`)."""
 
     def __init__(self, path: Path, head: Head) -> None:
-        """Read what is there, or begin. Raises DSparkError for a journal with another head."""
+        """Read or create the journal. Raises DSparkError for a journal with another head."""
         self.path = path
         self.waves = open_journal(path, head, _wave_answers)
 
     def add(self, wave: WaveAnswers) -> None:
-        """Keep a wave's answers."""
+        """Save a wave's answers."""
         self.waves.append(wave)
         keep_row(self.path, asdict(wave))
 
 
 @dataclass(frozen=True)
 class Difference:
-    """The first token that differs. position: in the answer; plain, dspark: token ids, None where
-    an answer has ended; gap: how much more likely, in nats, the plain server finds its own token;
-    below: by how much the less likely of the two lies below the likeliest token."""
+    """The first token that differs. position: in the answer; plain, dspark: token ids, None if the
+    answer has ended; gap: how much more likely, in nats, the plain token is to the plain server;
+    below: distance, in nats, of the less likely of the two from the most likely token."""
 
     wave: int
     index: int
@@ -159,7 +161,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class Coverage:
-    """Count the features that one server's requests used. chunked: prompts prefilled in several
+    """Counts of features that one server's requests used. chunked: prompts prefilled in several
     chunks; cached: requests that found a prefix; retracted: by SGLang's counter; cold: waves
     that began with an empty cache; steps, accepted: verify steps and accepted drafts."""
 
@@ -174,7 +176,7 @@ class Coverage:
 
     @classmethod
     def of(cls, plan: Plan, waves: Sequence[WaveAnswers], chunk: int) -> Coverage:
-        """chunk: most prompt tokens that a server prefills in one pass."""
+        """Count the features. chunk: most prompt tokens that a server prefills in one pass."""
         answers = [answer for wave in waves for answer in wave.answers]
         return cls(
             requests=len(answers),
@@ -200,9 +202,9 @@ class Coverage:
 
 
 async def answer(url: str, plan: Plan, journal: Journal, on_wave: Callable[[int], None]) -> None:
-    """Have a running server answer the waves that the journal lacks.
+    """Send a running server the waves that the journal lacks, and save its answers.
 
-    on_wave: called with the number of requests answered so far. Raises DSparkError when the server
+    on_wave: called with the number of requests answered so far. Raises DSparkError if the server
     fails a request.
     """
     async with SGLangClient(url) as client:
@@ -219,7 +221,7 @@ async def answer(url: str, plan: Plan, journal: Journal, on_wave: Callable[[int]
 def compare(
     plan: Plan, plain: Sequence[WaveAnswers], dspark: Sequence[WaveAnswers]
 ) -> list[Difference]:
-    """Every request whose answers differ, in tokens, length or why it ended."""
+    """List every request whose answers differ in tokens, length or finish reason."""
     found = []
     for number, (wave, ours, theirs) in enumerate(zip(plan.waves, dspark, plain, strict=True)):
         rows = zip(wave.tasks, ours.answers, theirs.answers, strict=True)
@@ -238,8 +240,10 @@ async def explain(
     differences: Iterable[Difference],
     near_tie: float,
 ) -> list[Difference]:
-    """The differences with the plain server's gap between the two tokens, and whether that
-    explains them. url: of the plain server."""
+    """Add to each difference the plain server's gap, and whether a near tie explains it.
+
+    url: of the plain server.
+    """
     async with SGLangClient(url) as client:
         return [await _explained(client, plan, plain, each, near_tie) for each in differences]
 
@@ -251,7 +255,7 @@ def as_metrics(
     near_tie: float,
     plan: Plan,
 ) -> dict[str, Any]:
-    """JSON-ready: counts, every difference, and what of the edges was met."""
+    """Build the JSON-ready metrics: counts, every difference, and the missing edge cases."""
     kinds = Counter(task.kind for wave in plan.waves for task in wave.tasks)
     return {
         "requests": dspark.requests,
@@ -292,7 +296,7 @@ async def _answers(client: SGLangClient, wave: Wave, seed: int) -> tuple[Answere
 
 
 async def _retracted(url: str) -> int:
-    """Requests retracted since the server's start, by SGLang's counter; all ranks together."""
+    """Count the requests retracted since the server's start, by SGLang's counter, of all ranks."""
     async with httpx.AsyncClient(trust_env=False, timeout=60.0) as http:
         try:
             page = await http.get(f"{url}/metrics")
@@ -312,7 +316,7 @@ async def _explained(
     near_tie: float,
 ) -> Difference:
     if difference.plain is None or difference.dspark is None:
-        return difference  # one ended where the other went on: no two tokens to compare
+        return difference  # one answer ended earlier: no two tokens to compare
     task = plan.waves[difference.wave].tasks[difference.index]
     shared = plain[difference.wave].answers[difference.index].ids[: difference.position]
     prompt = await client.tokenize(task.prompt)
@@ -352,9 +356,9 @@ def _at(ids: Sequence[int], position: int) -> int | None:
 
 
 def kept_runs(path: Path) -> dict[str, Any]:
-    """The runs of a result file that is there, by name; none where it is not.
+    """Read the runs of a result file, by name; empty if the file is missing.
 
-    Raises DSparkError when the file is no result of a screen.
+    Raises DSparkError if the file is not a screen's result.
     """
     if not path.is_file():
         return {}

@@ -1,12 +1,12 @@
-"""A soak judged: errors, memory, tokens and pages, and whether the last third was slower.
+"""Judge a soak: errors, memory, tokens and pages, and whether the last third was slower.
 
-Each judgement has a number behind it. Memory is the slope of each process's resident set over the
-second half (Theil and Sen, with their 95% interval; samples of one process depend on each other,
-so the interval is rather too narrow); it counts as growing where the whole interval lies above
-`GROWTH`, and in a half of less than `JUDGED_MIN` minutes it is shown and not judged. Drift is p99
-of the last third over the first one's, which met the same load; blocks of both are drawn together
-(bootstrap), as a burst lies in the same block of each. It counts as slower where the whole interval
-lies above 1 + `DRIFT`; a machine that does other work widens the interval.
+Each judgement is based on a number. Memory is the slope of each process's resident set over the
+second half, by Theil and Sen. Samples of one process depend on each other, so the 95% interval is
+rather too narrow. Memory grows if the whole interval is above `GROWTH`; in a half of less than
+`JUDGED_MIN` minutes it is shown and not judged. Drift is p99 of the last third over that of the
+first, which got the same load; blocks of both are drawn together (bootstrap), as a burst is in the
+same block of each. The last third is slower if the whole interval is above 1 + `DRIFT`; other work
+of the machine widens the interval.
 """
 
 from __future__ import annotations
@@ -84,11 +84,11 @@ class Drift:
 
 @dataclass(frozen=True)
 class Books:
-    """The server's accounts once all is answered and the cache emptied. generated: tokens it says
-    it made meanwhile; received: tokens of whole answers; broken_off: most that the answers broken
-    off can have had; used_tokens, running, waiting: of its load report; complaints: what its log
-    says of lost memory, and why it could not be asked; alive: whether it still answers a request.
-    None: not known of a server that could not be asked."""
+    """The server's counts after all answers, with the cache emptied. generated: tokens by its
+    counter meanwhile; received: tokens of complete answers; broken_off: most tokens of aborted and
+    left answers; used_tokens, running, waiting: of its load report; complaints: its log's lines on
+    lost memory, and why it could not be queried; alive: whether it still answers a request.
+    None: unknown, as the server could not be queried."""
 
     generated: int | None
     received: int
@@ -120,8 +120,8 @@ class Books:
 
 @dataclass(frozen=True)
 class Soak:
-    """A soak's outcome. outcomes: requests by what became of them; capacity: tokens/s of the closed
-    loop before it; spec: what the server said of its drafts."""
+    """A soak's result. outcomes: requests by outcome; capacity: tokens/s of the closed loop before
+    it; spec: the server's counts of drafts."""
 
     load: SoakLoad
     capacity: float
@@ -152,7 +152,7 @@ class Soak:
         return found + self.books.faults()
 
     def as_metrics(self) -> dict[str, Any]:
-        """JSON-ready."""
+        """Build the JSON-ready metrics."""
         return {
             "minutes": self.load.seconds / 60,
             "capacity_tokens_per_s": self.capacity,
@@ -179,12 +179,12 @@ class Soak:
 
 
 def outcomes_of(records: Sequence[Record]) -> dict[str, int]:
-    """Requests by outcome."""
+    """Count the requests by outcome."""
     return dict(sorted(Counter(record.outcome for record in records).items()))
 
 
 def memory_of(process: str, at: Sequence[float], mib: Sequence[float]) -> Memory:
-    """at: seconds from the soak's start; mib: the process's resident set then, [n] both."""
+    """Fit a process's memory. at: s from the soak's start; mib: its resident set, [n] both."""
     half = at[-1] / 2 if at else 0.0
     rows = [(t / 60, m) for t, m in zip(at, mib, strict=True) if t >= half]
     judged = len(rows) > 2 and rows[-1][0] - rows[0][0] >= JUDGED_MIN * 0.95
@@ -197,8 +197,10 @@ def memory_of(process: str, at: Sequence[float], mib: Sequence[float]) -> Memory
 
 
 def drift_of(load: SoakLoad, records: Sequence[Record], seed: int = 0) -> list[Drift]:
-    """Compare each latency's p99 in the first third with the last one. A latency that is missing
-    from a block of either third has no drift."""
+    """Compare each latency's p99 in the first third with the last one.
+
+    A latency that is missing from a block of either third has no drift.
+    """
     found = []
     for name, latency in LATENCIES.items():
         first, last = (_blocks(load, records, third, latency) for third in (0, THIRDS - 1))
@@ -210,7 +212,7 @@ def drift_of(load: SoakLoad, records: Sequence[Record], seed: int = 0) -> list[D
 def _blocks(
     load: SoakLoad, records: Sequence[Record], third: int, latency: Callable[[Record], float]
 ) -> list[np.ndarray]:
-    """Latencies of whole answers by block of the third in which they were due."""
+    """Group latencies of complete answers by block of the third in which they were due."""
     blocks: list[list[float]] = [[] for _ in range(BLOCKS)]
     for record in records:
         within = record.due - third * load.third_s

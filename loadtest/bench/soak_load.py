@@ -1,9 +1,9 @@
 """Build the load of a soak: prompts of all kinds, all request options, some requests aborted.
 
 Math, code and chat; greedy, sampled, seeded, with stop strings, several answers, a grammar. Some
-requests are aborted and some clients go away. Arrivals do not wait for answers: independent ones,
-and bursts in between. The load of a third of the time is sent three times, each with texts that
-differ by their number alone, so that the last third can be compared with the first.
+requests are aborted and some clients disconnect. Arrivals do not wait for answers: independent
+ones, and bursts in between. The load of a third of the time is sent three times, each with texts
+that differ only in their number, so that the last third can be compared with the first.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from sglang_dspark.loadtest.client.cell import CellPlan, CellPrompt
 from sglang_dspark.loadtest.client.schedule import Arrival, Bursts, Schedule
 
 THIRDS = 3
-BURST_PART = 0.2  # of the requests, which come in bursts
+BURST_PART = 0.2  # of the requests, which arrive in bursts
 BURST_EVERY_S = 60.0
 FEWEST_BURSTS = 2  # in a third, however short
 BROKEN_OFF = 0.1  # of the requests: half are aborted, half left
 LOW_TOKENS, HIGH_TOKENS = 16, 96
-PATIENCE_S = 600.0  # a queue is no error; silence for so long is
+PATIENCE_S = 600.0  # longest silence; a queue is no error
 WAYS: tuple[Mapping[str, Any], ...] = (
     {},
     {"temperature": 0.8, "top_p": 0.95},
@@ -53,21 +53,21 @@ class SoakLoad:
 
     @property
     def third_s(self) -> float:
-        """Seconds of a third."""
+        """Return the seconds of a third."""
         return self.seconds / THIRDS
 
     @property
     def burst_every_s(self) -> float:
-        """Seconds from burst to burst."""
+        """Return the seconds from burst to burst."""
         return min(BURST_EVERY_S, self.third_s / FEWEST_BURSTS)
 
     @property
     def burst_size(self) -> int:
-        """Requests of a burst."""
+        """Return the number of requests of a burst."""
         return max(1, round(BURST_PART * self.rate * self.burst_every_s))
 
     def times(self) -> list[float]:
-        """Arrivals of one third, s, ascending."""
+        """Draw the arrivals of one third, s, ascending."""
         generator = np.random.default_rng(self.seed)
         count = int(self.third_s / self.burst_every_s)
         bursts = Bursts(size=self.burst_size, every_s=self.burst_every_s, count=count)
@@ -79,7 +79,7 @@ class SoakLoad:
 def soak_plan(
     load: SoakLoad, prompts: Sequence[EvalPrompt], render: Callable[[EvalPrompt], str]
 ) -> CellPlan:
-    """The requests of a soak, for locust. render: a prompt as text for completions."""
+    """Plan the requests of a soak, for locust. render: converts a prompt to text."""
     times = load.times()
     lengths = _lengths(len(times), load.seed)
     arrivals, asked = [], []
@@ -102,9 +102,9 @@ def soak_plan(
 def capacity_plan(
     users: int, requests: int, prompts: Sequence[EvalPrompt], render: Callable[[EvalPrompt], str]
 ) -> CellPlan:
-    """A closed loop of the same requests, none of them broken off.
+    """Plan a closed loop of the same requests, without aborts and disconnects.
 
-    None has a name: the loop runs twice, and SGLang aborts a name 2 s after its stream has ended.
+    Requests have no `rid`: the loop runs twice, and SGLang aborts a `rid` 2 s after its stream.
     """
     lengths = _lengths(requests, requests)
     asked = []
@@ -124,7 +124,7 @@ def _lengths(count: int, seed: int) -> list[int]:
 def _prompt(
     prompt: EvalPrompt, render: Callable[[EvalPrompt], str], place: int, number: int, tokens: int
 ) -> CellPrompt:
-    """A request. place: in its third, which decides all but the text's number."""
+    """Build a request. place: in its third, which decides all but the number in the text."""
     first, *others = prompt.turns
     text = render(replace(prompt, turns=(f"({number}) {first}", *others)))
     way = dict(WAYS[place % len(WAYS)])

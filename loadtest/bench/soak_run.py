@@ -1,4 +1,4 @@
-"""A soak run on a served model: its capacity first, then the load, then the server's accounts."""
+"""Run a soak on a served model: measure its capacity, send the load, read the server's counts."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class MemoryWatch:
     _next: float = 0.0
 
     def poll(self) -> None:
-        """Read where it is time. Raises DSparkError when the server has died."""
+        """Read the memory if it is due. Raises DSparkError if the server has died."""
         if not self.server.alive():
             raise DSparkError(f"the server died during the soak; see {self.server.log_path}")
         now = time.monotonic() - self.began
@@ -68,7 +68,7 @@ class MemoryWatch:
             self.mib.setdefault(name, []).append(size)
 
     def memory(self) -> tuple[Memory, ...]:
-        """Of the processes that were there all the time, the largest first."""
+        """Return the memory of processes in over half of the samples, the largest first."""
         longest = max(map(len, self.at.values()), default=0)
         stayed = [name for name, times in self.at.items() if len(times) > longest // 2]
         found = [memory_of(name, self.at[name], self.mib[name]) for name in stayed]
@@ -77,7 +77,7 @@ class MemoryWatch:
 
 @dataclass(frozen=True)
 class Asked:
-    """Options of a soak. share: of the capacity, which is measured with so many `users`."""
+    """Options of a soak. share: of the capacity, which is measured with `users` users."""
 
     minutes: float
     share: float
@@ -90,10 +90,10 @@ class Asked:
 def soak(
     server: ServerProcess, asked: Asked, run_dir: Path, say: Callable[[str, int, int], None]
 ) -> Soak:
-    """Soak a running server that was started with `--enable-metrics`.
+    """Run a soak on a running server that was started with `--enable-metrics`.
 
     run_dir: plans, records and logs of the load generator stay there. say: (stage, done, total).
-    Raises DSparkError when the server dies or the load generator fails.
+    Raises DSparkError if the server dies or the load generator fails.
     """
     capacity, rate = _capacity(server, asked, run_dir, say)
     load = SoakLoad(asked.share * rate, 60 * asked.minutes, asked.seed)
@@ -123,8 +123,10 @@ def soak(
 
 
 def books(server: ServerProcess, plan: CellPlan, records: Sequence[Record], before: int) -> Books:
-    """The server's accounts at rest; of one that has died by then, that it does not answer, so that
-    what was measured is kept. before: tokens that it had generated until the soak."""
+    """Read the server's counts at rest. before: tokens that it had generated until the soak.
+
+    Of a server that has died by then, report the missing answer: the measurements are still saved.
+    """
     url = server.spec.url
     made: int | None = None
     load: tuple[int, int, int] | tuple[None, None, None] = (None, None, None)
@@ -156,14 +158,16 @@ def books(server: ServerProcess, plan: CellPlan, records: Sequence[Record], befo
 
 
 def generated(url: str) -> int:
-    """Tokens that the server has generated since its start."""
+    """Return the number of tokens that the server has generated since its start."""
     with httpx.Client(trust_env=False, timeout=60.0) as http:
         return int(read_counters(http, url, 0.0, 0.0).generated)
 
 
 def _load_report(http: httpx.Client) -> tuple[int, int, int]:
-    """Tokens of the pool in use, requests running and waiting, of all ranks, as the schedulers
-    have them now; the gauges of `/metrics` stand where the last batch has left them."""
+    """Read the pool's used tokens, requests running and waiting, of all ranks.
+
+    The schedulers report present values here; the gauges of `/metrics` are those of the last batch.
+    """
     answer = http.get("/v1/loads")
     try:
         loads = answer.json()["loads"]
@@ -179,7 +183,7 @@ def _load_report(http: httpx.Client) -> tuple[int, int, int]:
 def _capacity(
     server: ServerProcess, asked: Asked, run_dir: Path, say: Callable[[str, int, int], None]
 ) -> tuple[float, float]:
-    """Tokens/s and requests/s of a closed loop, after another one that warms the server up."""
+    """Measure tokens/s and requests/s of a closed loop, after another one as a warm-up."""
     found = None
     for name in ("warming up", "measuring the capacity"):
         say(name, 0, 0)
@@ -196,9 +200,9 @@ def _capacity(
 
 
 def _flush(server: ServerProcess) -> None:
-    """Empty the prefix cache: what was sent before would spare its prefill.
+    """Empty the prefix cache: prompts sent before would skip their prefill.
 
-    Raises DSparkError when the server does not answer.
+    Raises DSparkError if the server does not answer.
     """
     url = server.spec.url
     try:

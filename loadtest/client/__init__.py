@@ -1,1 +1,1 @@
-"""The client: one cell's requests, sent by locust, as records with exact times, and its figures."""
+"""The client: send one cell's requests by locust, record exact times, compute its figures."""

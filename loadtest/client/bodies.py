@@ -1,7 +1,7 @@
 """Bodies of the three streamed interfaces: OpenAI completions and chat, and SGLang's `/generate`.
 
 Fields as of SGLang 0.5.23: `continuous_usage_stats` counts the tokens of each chunk,
-`return_spec_tokens_details` reports verify steps and accepted drafts in the last one.
+`return_spec_tokens_details` reports verify steps and accepted drafts in the last chunk.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ PATHS: dict[Api, str] = {
     "generate": "/generate",
 }
 _SGLANG_ONLY = ("return_spec_tokens_details", "ignore_eos")
-# What is sent: text or token ids, for chat the messages.
+# Content of a request: text or token ids; messages for chat.
 Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """Sampling settings of one request; `extra` is passed on as it is."""
+    """Sampling settings of one request; `extra` is passed on unchanged."""
 
     max_new_tokens: int = 96
     temperature: float = 0.0
@@ -31,21 +31,21 @@ class Sampling:
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     def openai(self) -> dict[str, Any]:
-        """Fields of an OpenAI request."""
+        """Return the fields of an OpenAI request."""
         body = {"max_tokens": self.max_new_tokens, "temperature": self.temperature}
         return {**body, "ignore_eos": self.ignore_eos, **self.extra}
 
     def sglang(self) -> dict[str, Any]:
-        """`sampling_params` of a `/generate` request."""
+        """Return the `sampling_params` of a `/generate` request."""
         body = {"max_new_tokens": self.max_new_tokens, "temperature": self.temperature}
         return {**body, "ignore_eos": self.ignore_eos, **self.extra}
 
 
 def request_body(api: Api, prompt: Prompt, sampling: Sampling, model: str = "") -> dict[str, Any]:
-    """JSON body of a streamed request.
+    """Build the JSON body of a streamed request.
 
     prompt: chat messages for `chat`, else text or token ids. model: name at another vendor's
-    server, which gets OpenAI's own fields alone: some refuse what they do not know.
+    server, which gets OpenAI's own fields alone, as some servers reject unknown fields.
     """
     value = prompt if isinstance(prompt, str) else list(prompt)
     if api == "generate":

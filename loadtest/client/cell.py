@@ -1,7 +1,6 @@
 """One cell of a sweep, ready to be sent: rendered prompts, schedule, sampling; a JSON file.
 
-The file is what the load generator reads, and with the records it is all that is needed to take a
-cell's figures again.
+The load generator reads this file. The file and the records suffice to recompute a cell's figures.
 """
 
 from __future__ import annotations
@@ -18,14 +17,14 @@ from sglang_dspark.errors import DSparkError
 from sglang_dspark.loadtest.client.bodies import PATHS, Api, Prompt, Sampling, request_body
 from sglang_dspark.loadtest.client.schedule import Arrival, Schedule
 
-MOST_USERS = 2000  # requests of an open loop in flight; the one behind them would be late
+MOST_USERS = 2000  # requests of an open loop in flight; a further one would be late
 
 
 @dataclass(frozen=True)
 class CellPrompt:
-    """content: text for completions and `/generate`, messages for chat; extra: fields of its
-    request, beside the cell's; ends: how the client breaks it off, "" for not at all, once it has
-    `ends_after` tokens. To be aborted a request must name its `rid` in `extra`."""
+    """One prompt. content: text or token ids for completions and `/generate`, messages for chat;
+    extra: fields of its request, added to the cell's; ends: how the client ends the request early,
+    after `ends_after` tokens, "" for never. An aborted request must have a `rid` in `extra`."""
 
     id: str
     domain: str
@@ -68,19 +67,21 @@ class CellPlan:
 
     @property
     def users(self) -> int:
-        """Locust users: the closed loop's, or one per request so that none has to wait. Each takes
-        the next request when its own is done, so a long cell needs no more than `MOST_USERS`."""
+        """Count locust users: the closed loop's, else one per request, at most `MOST_USERS`.
+
+        A user sends its next request when its last one is done, so that no request has to wait.
+        """
         return self.schedule.users or min(len(self.schedule.arrivals), MOST_USERS)
 
     @property
     def repeats(self) -> int:
-        """Requests whose whole prompt the cell has sent before."""
+        """Count the requests whose whole prompt the cell has sent before."""
         used = {arrival.prompt for arrival in self.schedule.arrivals}
         contents = {json.dumps(self.prompts[prompt].content) for prompt in used}
         return len(self.schedule.arrivals) - len(contents)
 
     def body(self, arrival: Arrival) -> bytes:
-        """JSON body of one request."""
+        """Build the JSON body of one request."""
         sampling = Sampling(
             arrival.max_new_tokens, self.temperature, self.ignore_eos, dict(self.extra)
         )
@@ -89,7 +90,7 @@ class CellPlan:
         return json.dumps({**body, **prompt.extra}).encode()
 
     def save(self, path: Path) -> None:
-        """Write atomically. Raises DSparkError when the place cannot be written."""
+        """Write the plan atomically. Raises DSparkError if `path` cannot be written."""
         try:
             with replacing(path) as temporary:
                 temporary.write_text(json.dumps(self._row()) + "\n", encoding="utf-8")
@@ -97,13 +98,13 @@ class CellPlan:
             raise DSparkError(f"cannot write the cell to {path}: {error.strerror}") from error
 
     def _row(self) -> dict[str, Any]:
-        """The fields; prompts as they are, which may hold millions of token ids."""
+        """Return the fields without copying prompts, which may hold millions of token ids."""
         prompts = [vars(prompt) for prompt in self.prompts]
         return {**vars(self), "prompts": prompts, "schedule": asdict(self.schedule)}
 
     @classmethod
     def load(cls, path: Path) -> CellPlan:
-        """Read what `save` wrote. Raises DSparkError on anything else."""
+        """Read a plan that `save` wrote. Raises DSparkError for any other file."""
         with reading(path, "cell plan", "sweep again"):
             row = load_json(path, finite=False, most=MOST_RECORDED)
             arrivals = tuple(Arrival(**each) for each in row["schedule"]["arrivals"])

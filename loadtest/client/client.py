@@ -1,9 +1,9 @@
-"""Asynchronous client of an SGLang server that keeps the time and the tokens of each chunk.
+"""Asynchronous client of an SGLang server that records the time and the tokens of each chunk.
 
-Three ways in: OpenAI completions and chat completions, streamed, and SGLang's own `/generate`,
+Three interfaces: OpenAI completions and chat completions, streamed, and SGLang's own `/generate`,
 streamed or not. With `stream_interval` 1 (SGLang's default) the server sends one chunk per decoding
 step, so a chunk of n tokens is n - 1 accepted drafts and the bonus token. The server's own counts
-(`spec_tokens_details`, `meta_info`) come at the end and tell whether chunks were merged on the way.
+(`spec_tokens_details`, `meta_info`) are sent at the end and show whether chunks were merged.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from sglang_dspark.loadtest.client.stream import (
 
 __all__ = ["FLUSH_S", "OnChunk", "SGLangClient", "Sampling"]
 
-FLUSH_S = 10  # a server waits so long for requests in work before it refuses to empty its cache
-_KEPT_S = 2.0  # SGLang closes a connection that idles for 5 s; a request sent just then is lost
+FLUSH_S = 10  # wait of a server for running requests before it refuses to empty its cache
+_KEPT_S = 2.0  # SGLang closes a connection idle for 5 s; a request sent at that moment is lost
 
 
 class SGLangClient:
-    """One server. `async with SGLangClient(url) as client: await client.complete(...)`."""
+    """One server's client. `async with SGLangClient(url) as client: await client.complete(...)`."""
 
     def __init__(self, url: str, timeout_s: float = 600.0):
-        """timeout_s: longest silence between two chunks."""
+        """Create a client of the server at `url`. timeout_s: longest silence between two chunks."""
         self._url = url
         limits = httpx.Limits(max_connections=None, keepalive_expiry=_KEPT_S)
         self._http = httpx.AsyncClient(
@@ -52,7 +52,7 @@ class SGLangClient:
     async def complete(
         self, prompt: str | Sequence[int], sampling: Sampling, on_chunk: OnChunk | None = None
     ) -> Completion:
-        """`/v1/completions`, streamed, with the token ids of each chunk.
+        """Send a prompt to `/v1/completions`, streamed, with the token ids of each chunk.
 
         prompt: text or token ids. Raises DSparkError as `_streamed` does.
         """
@@ -65,9 +65,10 @@ class SGLangClient:
         sampling: Sampling,
         on_chunk: OnChunk | None = None,
     ) -> Completion:
-        """`/v1/chat/completions`, streamed. SGLang streams no token ids here: `ids` stay empty.
+        """Send messages to `/v1/chat/completions`, streamed, where SGLang sends no token ids.
 
-        A step whose tokens give no text yet (half a character) is counted with the next chunk.
+        `ids` are empty. A step whose tokens form no text yet (half a character) is counted with the
+        next chunk.
         """
         body = request_body("chat", messages, sampling)
         return await self._streamed("chat", body, on_chunk)
@@ -81,9 +82,9 @@ class SGLangClient:
         on_chunk: OnChunk | None = None,
         **fields: Any,
     ) -> Completion:
-        """SGLang's `/generate`; `fields` are added to the request (`return_logprob=True`).
+        """Send a prompt to `/generate`; `fields` extend the request (`return_logprob=True`).
 
-        The last event's whole `meta_info` is in the result.
+        The result holds the last event's whole `meta_info`.
         """
         body = {**request_body("generate", prompt, sampling), "stream": stream, **fields}
         if stream:
@@ -95,14 +96,14 @@ class SGLangClient:
         return self._completion(answer, "/generate")
 
     async def tokenize(self, prompt: str) -> list[int]:
-        """Token ids of a prompt, as the server itself would read it."""
+        """Return the token ids of a prompt, as the server reads it."""
         answer = await self._post("/tokenize", {"prompt": prompt})
         return [int(token) for token in answer["tokens"]]
 
     async def flush_cache(self) -> None:
         """Empty the server's prefix cache, so that a repeated prompt is prefilled again.
 
-        The server refuses while a request is in work, and an answered one may be for a moment.
+        The server refuses while a request runs, and an answered one may still run for a moment.
         """
         await self._post(f"/flush_cache?timeout={FLUSH_S}", {}, as_json=False)
 
@@ -111,7 +112,7 @@ class SGLangClient:
     ) -> Completion:
         """Send one request and read its stream up to `[DONE]`.
 
-        Raises DSparkError when the server refuses the request, reports an error in the stream, or
+        Raises DSparkError if the server refuses the request, reports an error in the stream, or
         the stream ends early, without a finish reason or without a count of its tokens.
         """
         answer, path = Answer(on_chunk), PATHS[api]

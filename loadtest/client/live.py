@@ -1,8 +1,8 @@
-"""A cell while it runs, shared by the users of one load-generating process.
+"""State of a running cell, shared by the users of one load-generating process.
 
-Hands out the requests, keeps the clock, and measures how late the process itself is: a greenlet
-sleeps 10 ms at a time and notes the overshoot. What delays it (a full core, too many streams, the
-garbage collector) delays the timestamps of tokens by as much.
+Distributes the requests, keeps the clock, and measures how late the process itself is: a greenlet
+sleeps 10 ms at a time and records the overshoot. A cause of delay (a full core, too many streams,
+the garbage collector) delays the timestamps of tokens by the same time.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _BEAT_S = 0.01
 
 @dataclass
 class Pending:
-    """A request between its turn and its outcome. aborted: whether we have asked for that."""
+    """A request without an outcome yet. aborted: whether the client has sent `/abort_request`."""
 
     arrival: Arrival
     sent: float | None = None
@@ -36,10 +36,10 @@ class Pending:
 
 
 class LiveCell:
-    """The cell's state in this process. Waits until `begin`, so that all users are there."""
+    """The cell's state in this process. Users wait for `begin`, when all of them exist."""
 
     def __init__(self, plan: CellPlan, worker: int, workers: int, on_finish: Callable[[], None]):
-        """on_finish: called when this process's share is answered, or the cell's time is over."""
+        """Set up this process's share. on_finish: called when it is answered, or time is over."""
         self.plan = plan
         self._worker, self._workers = worker, workers
         self._share = plan.schedule.share(worker, workers)
@@ -52,11 +52,11 @@ class LiveCell:
         self._began = self._began_unix = 0.0
 
     def begin(self) -> None:
-        """Start the clock and let the users go; a second call changes nothing."""
+        """Start the clock and release the users; a second call has no effect."""
         if self._started.is_set():
             return
         gc.collect()
-        gc.freeze()  # what is loaded by now stays; collections within the cell are short
+        gc.freeze()  # exempts loaded objects: collections within the cell are short
         self._began_unix, self._began = time.time(), time.perf_counter()
         gevent.spawn(self._beat)
         gevent.spawn_later(self.plan.limit_s, self._on_finish)
@@ -65,11 +65,11 @@ class LiveCell:
             self._on_finish()
 
     def now(self) -> float:
-        """Seconds since the cell's start."""
+        """Return the seconds since the cell's start."""
         return time.perf_counter() - self._began
 
     def requests(self) -> Iterator[Pending]:
-        """For one user: its requests, each when it is due. `keep` each of them."""
+        """Yield the requests of one user, each when it is due. Pass each to `keep` at its end."""
         self._started.wait()
         for arrival in self._waiting:
             pending = self._pending[arrival.index] = Pending(arrival)
@@ -79,7 +79,7 @@ class LiveCell:
             yield pending
 
     def keep(self, pending: Pending, outcome: Outcome, error: str) -> Record:
-        """Note the outcome of a request that has just ended."""
+        """Record the outcome of a request that has just ended."""
         del self._pending[pending.arrival.index]
         record = self._record(pending, outcome, error)
         self._records.append(record)
@@ -88,7 +88,7 @@ class LiveCell:
         return record
 
     def result(self) -> tuple[Header, list[Record]]:
-        """All records, with what the end of the cell has left unanswered or unsent."""
+        """Return all records, with the requests unanswered or unsent at the cell's end."""
         self._started.clear()
         stopped = "the cell was stopped"
         unsent = [Pending(arrival) for arrival in self._waiting]

@@ -1,9 +1,9 @@
-"""Closed-loop load: a fixed number of users who send their next prompt when an answer is there.
+"""Closed-loop load: a fixed number of users that send the next prompt after each answer.
 
-A round's throughput counts while all users are busy (`measure.measure_cell`). At its end there is
-a drain: the last answers run with fewer and fewer beside them, which is no load of so many users.
-With answers of one length plain decoding has none, as they all end in one step, and speculation
-has a long one, as easy answers end early; `whole_tokens_per_s` is what counts it in.
+Throughput of a round is counted while all users are busy (`measure.measure_cell`). In the drain at
+its end fewer and fewer answers run, so the load is below that number of users. With answers of one
+length plain decoding has no drain, as all end in one step. Speculation has a long one, as easy
+answers end early. `whole_tokens_per_s` includes the drain.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _BEAT_S = 0.01
 
 @dataclass(frozen=True)
 class Answer:
-    """One request: when it was sent and when its answer was whole, s from the round's start."""
+    """One request: when it was sent and when its answer was complete, s from the round's start."""
 
     sent: float
     ended: float
@@ -47,7 +47,7 @@ class Round:
     def of(
         cls, users: int, answers: Sequence[Answer], seconds: float, lags: Sequence[float] = ()
     ) -> Round:
-        """From all its answers. lags: seconds by which the client was late, now and then."""
+        """Build a round from all its answers. lags: samples of the client's timer lag, s."""
         p50, p99, last = np.percentile(lags or [0.0], [50, 99, 100]).tolist()
         header = Header(0, 1, 0.0, "", {"p50": 1e3 * p50, "p99": 1e3 * p99, "max": 1e3 * last})
         records = [_record(index, answer) for index, answer in enumerate(answers)]
@@ -56,12 +56,12 @@ class Round:
 
     @property
     def tokens_per_s(self) -> float:
-        """Output tokens of all users per second while all were busy, prefill included."""
+        """Return output tokens/s of all users while all were busy, prefill included."""
         return self.busy.tokens_per_s
 
     @property
     def whole_tokens_per_s(self) -> float:
-        """The same over the whole round, from the first request to the last answer."""
+        """Return output tokens/s of all users from the first request to the last answer."""
         return sum(done.tokens for done in self.completions) / self.seconds
 
 
@@ -71,7 +71,7 @@ async def closed_loop(
     users: int,
     on_done: Callable[[Completion], None] | None = None,
 ) -> Round:
-    """Answer every request once with at most `users` under way.
+    """Send every request once, at most `users` at a time.
 
     Raises DSparkError as the client does, after ending the other requests.
     """
@@ -103,7 +103,7 @@ async def closed_loop(
 
 
 async def _beat(lags: list[float]) -> None:
-    """Note by how much a timer is late, until cancelled."""
+    """Record by how much a timer is late, until cancelled."""
     while True:
         before = time.perf_counter()
         await asyncio.sleep(_BEAT_S)

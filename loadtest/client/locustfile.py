@@ -3,8 +3,8 @@
     locust -f loadtest/client/locustfile.py --host http://127.0.0.1:30000
 
 opens locust's own UI; users then send the evaluation prompts, seeded, until stopped. `--headless`,
-`--processes` and `--master/--worker` work as they always do. Records are written when the test
-stops, one file per process; each worker takes every n-th request of the one schedule.
+`--processes` and `--master/--worker` work as usual. Records are written when the test stops, one
+file per process; each worker sends every n-th request of the one schedule.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def _arguments(parser: LocustArgumentParser) -> None:
 
 
 def _listen(environment: Environment, **_: Any) -> None:
-    """Workers tell the master when their share is done; the last one ends the test."""
+    """End the test, on the master, when the last worker has reported its share as done."""
     runner = environment.runner
     if not isinstance(runner, MasterRunner):
         return
@@ -68,7 +68,7 @@ def _start(environment: Environment, **_: Any) -> None:
         if isinstance(runner, WorkerRunner):
             runner.send_message(_DONE)
         elif options.plan:
-            gevent.spawn(runner.quit)  # not from within a user, whom it would end mid-request
+            gevent.spawn(runner.quit)  # not from within a user: it would end the user mid-request
 
     worker = runner.worker_index if isinstance(runner, WorkerRunner) else 0
     StreamingUser.network_timeout = plan.silence_s
@@ -87,7 +87,7 @@ def _write(environment: Environment, **_: Any) -> None:
     if cell is None or options is None or not options.records:
         return
     header, records = cell.result()
-    if not options.plan:  # the supply without end is no load that was promised
+    if not options.plan:  # the supply is endless: unsent requests are no failures
         records = [record for record in records if record.outcome != "unsent"]
     folder = Path(options.records)
     write_records(folder / f"records-{header.worker}{SUFFIX}", header, records)

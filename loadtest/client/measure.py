@@ -1,8 +1,8 @@
 """One cell's figures from its records: throughput, speed per user, latencies, failures, validity.
 
-Throughput of a closed loop is taken while all users are busy: from the moment the last of them has
-sent its first request to the moment the first finds no more work. The start and the drain at the
-end belong to no concurrency. An open loop is taken from its start to the last token.
+Throughput of a closed loop is counted while all users are busy: from the first request of the last
+user to the moment at which the first user has no more work. The start and the drain at the end have
+no fixed concurrency. An open loop is counted from its start to the last token.
 """
 
 from __future__ import annotations
@@ -69,9 +69,9 @@ class Measurement:
 
 
 def merge(files: Sequence[tuple[Header, Sequence[Record]]]) -> tuple[Header, list[Record]]:
-    """Lay the files of several workers on the clock of the one that began first.
+    """Merge the files of several workers onto the clock of the worker that began first.
 
-    Raises DSparkError when a worker's file is missing or two met different schedules.
+    Raises DSparkError if a worker's file is missing or two workers had different schedules.
     """
     if not files:
         raise DSparkError("the load generator left no records; see its log")
@@ -92,10 +92,10 @@ def merge(files: Sequence[tuple[Header, Sequence[Record]]]) -> tuple[Header, lis
 
 
 def measure_cell(header: Header, records: Sequence[Record], users: int | None) -> Measurement:
-    """Figures of one cell. users: concurrency of a closed loop, None in an open one.
+    """Compute the figures of one cell. users: concurrency of a closed loop, None in an open one.
 
-    A cell is void when the client was late by more than 5 ms at the 99th percentile, or when no
-    request came through: its figures are then shown but never compared.
+    A cell is void if the client was late by more than 5 ms at the 99th percentile, or if no request
+    succeeded: its figures are then shown but never compared.
     """
     done = [record for record in records if record.ok]
     failures = Counter(r.outcome for r in records if not r.ok and r.outcome not in INTENDED)
@@ -125,7 +125,7 @@ def measure_cell(header: Header, records: Sequence[Record], users: int | None) -
 def _window(
     records: Sequence[Record], done: Sequence[Record], users: int | None
 ) -> tuple[float, float]:
-    """Begin and end of the throughput count, s; all of the cell where no steady part exists."""
+    """Return begin and end of the throughput count, s; the whole cell without a steady part."""
     if not done:
         return 0.0, 0.0
     last_token = max(record.at[-1] for record in done)
@@ -141,8 +141,10 @@ def _window(
 
 
 def _tokens_within(record: Record, begin: float, end: float) -> float:
-    """Tokens produced from `begin` to `end`: a chunk's are spread over the time since the one
-    before. Counting them at their arrival would favour whichever edge just misses a wave."""
+    """Count tokens produced from `begin` to `end`, a chunk's spread over the time since the last.
+
+    A count at their arrival would favour the edge that just misses a wave.
+    """
     total, before = 0.0, record.sent or 0.0
     for at, count in zip(record.at, record.tokens, strict=True):
         if at > before:
@@ -154,7 +156,7 @@ def _tokens_within(record: Record, begin: float, end: float) -> float:
 
 
 def _dispatch_lag_ms(records: Sequence[Record]) -> float:
-    """p99 of sent - scheduled in an open loop, ms; 0 in a closed one."""
+    """Return p99 of sent - scheduled in an open loop, ms; 0 in a closed one."""
     late = [r.sent - r.scheduled for r in records if r.sent is not None and r.scheduled is not None]
     return float(1e3 * np.percentile(late, 99)) if late else 0.0
 
@@ -167,7 +169,7 @@ def first_errors(records: Sequence[Record]) -> dict[str, str]:
 def listed_failures(
     failures: Mapping[Outcome, int] | Mapping[str, int], errors: Mapping[str, str]
 ) -> str:
-    """Return the failed requests in words, as `6 malformed (the reason), 1 unsent`."""
+    """Format the failed requests as `6 malformed (the reason), 1 unsent`."""
     reasons = {name: f" ({errors[name]})" if errors.get(name) else "" for name in failures}
     return ", ".join(f"{count} {name}{reasons[name]}" for name, count in sorted(failures.items()))
 
@@ -182,7 +184,7 @@ def _void(records: Sequence[Record], failures: Counter[Outcome], lag_ms: float) 
 
 
 def _shifted(record: Record, by: float) -> Record:
-    """The record on a clock that began `by` seconds earlier; its own lag stays what it was."""
+    """Return the record on a clock that began `by` seconds earlier; its lag does not change."""
 
     def move(at: float | None) -> float | None:
         return None if at is None else at + by

@@ -1,8 +1,8 @@
 """Measure a served request: latency, speed per user, and the acceptance of drafts.
 
 tau is the mean number of tokens a verify step yields, the bonus token included: 1 + accepted drafts
-per step. It is taken from the server's counts, not from the number of output tokens: those also
-hold the token of the prefill and are cut at a stop.
+per step. It is computed from the server's counts, not from the output tokens, which include the
+token of the prefill and are cut at a stop.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class SpecStats:
 
     @classmethod
     def from_details(cls, details: Mapping[str, Any]) -> SpecStats:
-        """From `sglext.spec_tokens_details` or `meta_info` (SGLang 0.5.23)."""
+        """Read `sglext.spec_tokens_details` or `meta_info` (SGLang 0.5.23)."""
         return cls(
             steps=int(details["spec_verify_ct"]),
             accepted=int(details["spec_num_correct_drafts"]),
@@ -58,11 +58,11 @@ class SpecStats:
 
     @property
     def tau(self) -> float:
-        """Tokens per verify step, bonus included; NaN without a step."""
+        """Return the tokens per verify step, bonus included; NaN without a step."""
         return 1.0 + self.accepted / self.steps if self.steps else float("nan")
 
     def acceptance(self, gamma: int) -> list[float]:
-        """Share of steps whose first k drafts were all accepted, for k = 1..gamma."""
+        """Return the share of steps whose first k drafts were all accepted, k = 1..gamma."""
         steps = sum(self.histogram)
         return [sum(self.histogram[k:]) / steps if steps else float("nan") for k in _upto(gamma)]
 
@@ -79,57 +79,57 @@ class Completion:
 
     @property
     def text(self) -> str:
-        """The whole answer."""
+        """Return the text of the whole answer."""
         return "".join(chunk.text for chunk in self.chunks)
 
     @property
     def ids(self) -> tuple[int, ...]:
-        """Output token ids, empty where the interface does not give them."""
+        """Return the output token ids, empty if the interface does not send them."""
         return tuple(token for chunk in self.chunks for token in chunk.ids)
 
     @property
     def tokens(self) -> int:
-        """Output tokens."""
+        """Count the output tokens."""
         return sum(chunk.tokens for chunk in self.chunks)
 
     @property
     def ttft(self) -> float:
-        """Time to first token, s."""
+        """Return the time to first token, s."""
         return self.chunks[0].at
 
     @property
     def seconds(self) -> float:
-        """Time to the last token, s."""
+        """Return the time to the last token, s."""
         return self.chunks[-1].at
 
     @property
     def decode_seconds(self) -> float:
-        """From the first chunk to the last, s."""
+        """Return the time from the first chunk to the last, s."""
         return self.seconds - self.ttft
 
     @property
     def decode_tokens(self) -> int:
-        """Tokens that came after the first chunk."""
+        """Count the tokens after the first chunk."""
         return self.tokens - self.chunks[0].tokens
 
     @property
     def decode_steps(self) -> int:
-        """Decoding steps after the prefill: the server's count, else one per token."""
+        """Count the decode steps after the prefill: the server's count, else one per token."""
         return self.spec.steps if self.spec is not None else self.decode_tokens
 
     @property
     def tokens_per_s(self) -> float:
-        """Speed one user sees after the first token; NaN for an answer of one chunk."""
+        """Return the user's tokens/s after the first token; NaN for an answer of one chunk."""
         if self.decode_seconds <= 0:
             return float("nan")
         return self.decode_tokens / self.decode_seconds
 
     def drafted(self) -> list[int]:
-        """Of each chunk, how many of its leading tokens were accepted drafts.
+        """Count the leading tokens of each chunk that were accepted drafts: [chunks].
 
         The first chunk is the prefill's. Any other holds its step's accepted drafts and then the
         bonus token. A stop may occur at a draft, so the last chunk's share is computed from the
-        server's total. Empty counts without speculation.
+        server's total. All counts are 0 without speculation.
         """
         counts = [0] * len(self.chunks)
         if self.spec is None or len(self.chunks) < 2:
@@ -142,20 +142,20 @@ class Completion:
 
 
 def per_user_speed(completions: Sequence[Completion]) -> float:
-    """Tokens per second per user: all decoded tokens over the sum of the users' decoding times."""
+    """Return tokens/s per user: all decoded tokens over the sum of the users' decode times."""
     seconds = sum(c.decode_seconds for c in completions)
     return sum(c.decode_tokens for c in completions) / seconds if seconds > 0 else float("nan")
 
 
 def step_ms(completions: Sequence[Completion]) -> float:
-    """Milliseconds per decoding step after the prefill, over all requests."""
+    """Return the milliseconds per decode step after the prefill, over all requests."""
     steps = sum(c.decode_steps for c in completions)
     seconds = sum(c.decode_seconds for c in completions)
     return 1e3 * seconds / steps if steps else float("nan")
 
 
 def median(values: Sequence[float]) -> float:
-    """Median; NaN for no values."""
+    """Return the median; NaN for no values."""
     return statistics.median(values) if values else float("nan")
 
 

@@ -1,12 +1,11 @@
 """Prompt mixes: math, code and chat of the evaluation set, shared-prefix conversations, own files.
 
 A mix is named by its parts, joined by commas: `math`, `code`, `chat`, `multi-turn`, `words`, or a
-JSONL file as `dspark eval` reads it. `code@300` are the code prompts, each behind at least 300
-words of other prompts, so that a report compares input lengths. `words` are 256 short prompts that
-mean nothing, for targets whose answers mean nothing either, and whose tokens are bytes. The
-conversations of `multi-turn`
-share one of a few long openings, and each of their turns is a request of its own that repeats all
-before it, as a chat server sees them.
+JSONL file as `dspark eval` reads it. `code@300` are the code prompts, each after at least 300 words
+of other prompts, so that a report compares input lengths. `words` are 256 short prompts without
+meaning, for targets with meaningless answers whose tokens are bytes. The conversations of
+`multi-turn` share one of a few long openings. Each turn is a request that repeats all turns before
+it, as a chat server receives them.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ class Mix:
 
 
 def load_mix(name: str) -> Mix:
-    """The mix of that name. Raises DSparkError for an unknown part or a file without prompts."""
+    """Load the mix of that name. Raises DSparkError for an unknown part or an empty file."""
     parts = [part.strip() for part in name.split(",") if part.strip()]
     if not parts:
         raise DSparkError(f"prompt mix {name!r} names nothing; try math,code,chat")
@@ -52,7 +51,7 @@ def load_mix(name: str) -> Mix:
 
 
 def multi_turn_prompts() -> list[list[EvalPrompt]]:
-    """The shipped conversations: of each, its turns as prompts of growing length."""
+    """Return the shipped conversations, each as one prompt per turn, of growing length."""
     text = (resources.files(__package__) / MULTI_TURN_FILE).read_text(encoding="utf-8")
     shipped = json.loads(text)
     return [
@@ -66,9 +65,9 @@ def multi_turn_prompts() -> list[list[EvalPrompt]]:
 
 
 def cell_prompts(mix: Mix, api: Api, render: Render | None = None) -> tuple[CellPrompt, ...]:
-    """The prompts as one interface takes them.
+    """Convert the prompts to the form of one interface.
 
-    render: makes text of a conversation for completions and `/generate`
+    render: converts a conversation to text for completions and `/generate`
     (`workload.render` with the target's chat template); None joins the turns by blank lines.
     """
 
@@ -81,9 +80,10 @@ def cell_prompts(mix: Mix, api: Api, render: Render | None = None) -> tuple[Cell
 
 
 def _longer(kind: str, words: int) -> list[EvalPrompt]:
-    """Return the prompts of a kind, each behind the ones that follow it in the evaluation set.
+    """Return the prompts of a kind, each after others of the evaluation set, `words` words or more.
 
-    No two share their beginning, which a prefix cache would make short again.
+    The others are those that follow it in the set: no two prompts share a beginning, whose prefill
+    a prefix cache would skip.
     """
     every = evaluation_prompts()
     found = []
@@ -120,7 +120,7 @@ def _groups(part: str) -> list[list[EvalPrompt]]:
 
 
 def _words(number: int) -> str:
-    """Ends in one of 94 signs: where the last token alone decides the answer, so many answers."""
+    """Return a prompt with one of 94 last characters, as some targets read only the last token."""
     return f"go on, {number} {chr(ord('!') + number % 94)}"
 
 

@@ -1,11 +1,11 @@
 """Record the outcome of every request of a cell: exact times, nothing dropped.
 
-One `Record` per scheduled request, failed and never-sent ones included; `records_file` keeps them
-on disk.
+One `Record` per scheduled request, failed and never-sent ones included; `records_file` saves them
+to disk.
 
-Inter-token latency (ITL): a chunk of n tokens that comes g seconds after the one before stands for
-n intervals of g / n. Counting it as one interval would make every speculating server look slow
-between tokens, counting n - 1 zeros would make its median absurdly fast. TPOT is the mean of these.
+Inter-token latency (ITL): a chunk of n tokens that arrives g seconds after the last one counts as n
+intervals of g / n. Counted as one interval it would make every speculating server look slow between
+tokens; with n - 1 zeros it would make the median far too fast. TPOT is the mean of these intervals.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ Outcome = Literal[
     "cut",  # the stream ended before its end mark, or without a finish reason
     "timeout",  # longer silence than the plan allows
     "error",  # the server reported an error, or aborted, within the stream
-    "malformed",  # an event that is no JSON or lacks what it must have, or no count of tokens
+    "malformed",  # an event that is not JSON or lacks a required field, or no count of tokens
     "empty",  # a complete answer without a single token
-    "unsent",  # the cell ended before its turn came
+    "unsent",  # the cell ended before it was sent
     "aborted",  # by the client's own `/abort_request`, as its plan says
     "left",  # the client closed the connection, as its plan says
 ]
@@ -36,10 +36,10 @@ INTENDED: tuple[Outcome, ...] = ("aborted", "left")  # neither answered nor fail
 class Record:
     """One request. Times in seconds from the cell's start on the client's monotonic clock.
 
-    scheduled: when it was due, None in a closed loop; sent: when it really left, None if it never
-    did; at[i], tokens[i]: arrival and number of tokens of chunk i; status: HTTP, 0 without one;
+    scheduled: when it was due, None in a closed loop; sent: when it was sent, None if never;
+    at[i], tokens[i]: arrival and number of tokens of chunk i; status: HTTP, 0 without one;
     ended: when the outcome was known; asked: most tokens that the request allowed, 0 if unknown;
-    loops: the text ends in one short piece again and again.
+    loops: whether the text ends in repetitions of one short piece.
     """
 
     index: int
@@ -74,44 +74,44 @@ class Record:
 
     @property
     def ttft(self) -> float:
-        """Due to first token, s; time spent waiting in the client counts."""
+        """Return seconds from the due time to the first token, waiting in the client included."""
         return self.at[0] - self.due
 
     @property
     def seconds(self) -> float:
-        """Due to last token, s."""
+        """Return seconds from the due time to the last token."""
         return self.at[-1] - self.due
 
     @property
     def total_tokens(self) -> int:
-        """Output tokens received."""
+        """Count the output tokens received."""
         return sum(self.tokens)
 
     @property
     def decode_tokens(self) -> int:
-        """Tokens that came after the first chunk."""
+        """Count the tokens after the first chunk."""
         return self.total_tokens - self.tokens[0]
 
     @property
     def tpot(self) -> float:
-        """Mean seconds per token after the first chunk; NaN for an answer of one chunk."""
+        """Return mean seconds per token after the first chunk; NaN for an answer of one chunk."""
         if self.decode_tokens == 0:
             return float("nan")
         return (self.at[-1] - self.at[0]) / self.decode_tokens
 
     @property
     def tokens_per_s(self) -> float:
-        """Speed this user saw after the first chunk; NaN where no time passed."""
+        """Return the user's tokens/s after the first chunk; NaN if no time passed."""
         tpot = self.tpot
         return 1 / tpot if tpot > 0 else float("nan")
 
     def itl(self) -> list[float]:
-        """Inter-token latencies in s, one a decoded token, chunks of several spread evenly."""
+        """Return inter-token latencies, s, one per decoded token, a chunk's time spread evenly."""
         gaps: list[float] = []
         carried = 0.0
         for (last, now), count in zip(pairwise(self.at), self.tokens[1:], strict=True):
             carried += now - last
-            if count:  # a chunk of text without a new token hands its time on
+            if count:  # the time of a chunk without a new token counts for the next
                 gaps += [carried / count] * count
                 carried = 0.0
         return gaps
@@ -119,9 +119,9 @@ class Record:
 
 @dataclass(frozen=True)
 class Header:
-    """Of one file: the process that wrote it and how well it kept time.
+    """Header of one file: the process that wrote it and the lag of its timer.
 
-    began_unix: the cell's start, seconds since 1970, to lay the files of several workers together;
+    began_unix: the cell's start, seconds since 1970, to align the files of several workers;
     lag_ms: overshoot of the client's own timer, percentiles "p50", "p99" and "max".
     """
 

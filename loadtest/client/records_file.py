@@ -1,7 +1,7 @@
-"""Records of a cell's requests as a Parquet file: a row a request, chunk times as lists.
+"""Write and read a cell's records as a Parquet file: a row per request, chunk times as lists.
 
-The schema's metadata carry the header (who, when, the client's own lag). A file is written whole
-and renamed into place, so one that exists is complete. Any Parquet reader opens it;
+The schema's metadata hold the header (process, start, the client's own lag). A file is written
+under a temporary name and renamed, so an existing file is complete. Any Parquet reader opens it;
 DuckDB: `select domain, outcome, at[1] - sent as ttft from 'RUN/cells/*.parquet'`.
 """
 
@@ -59,7 +59,7 @@ SCHEMA = pa.schema(
 
 
 def write_records(path: Path, header: Header, records: Sequence[Record]) -> None:
-    """Write a file atomically. Raises DSparkError when the place cannot be written."""
+    """Write a file atomically. Raises DSparkError if `path` cannot be written."""
     head = json.dumps({"version": VERSION, **asdict(header)})
     rows = [asdict(record) for record in records]
     table = pa.Table.from_pylist(rows, SCHEMA.with_metadata({FORMAT: head}))
@@ -71,7 +71,7 @@ def write_records(path: Path, header: Header, records: Sequence[Record]) -> None
 
 
 def read_records(path: Path) -> tuple[Header, list[Record]]:
-    """Read one file. Raises DSparkError when it is not a whole file of this version."""
+    """Read one file. Raises DSparkError if it is not a complete file of this version."""
     try:
         data = path.read_bytes()
     except OSError as error:

@@ -1,9 +1,9 @@
-"""A recorded load made anew: its times and lengths, with prompts of the mix's text.
+"""Replay a recorded load: its times and lengths, with prompts of the mix's text.
 
-A trace holds no text. A prompt is put together of token ids from the mix, exactly as long as the
-trace says; blocks that have one number in the trace are equal here, so that prompts share prefixes
-where they shared them when they were recorded. Different blocks begin differently, within a token
-or a few, so nothing else is shared. Answers go on to the length that the trace says.
+A trace holds no text. A prompt is built from token ids of the mix, exactly as long as in the trace.
+Blocks with one number in the trace are equal here, so that prompts share the prefixes that they
+shared when recorded. Different blocks differ within their first few tokens, so no other prefix is
+shared. Answers have the length that the trace gives.
 """
 
 from __future__ import annotations
@@ -34,12 +34,11 @@ class Material:
 
     @cached_property
     def vocabulary(self) -> tuple[int, ...]:
-        """The token ids that occur, each once."""
+        """Return the token ids that occur, each once, ascending."""
         return tuple(sorted({token for piece in self.pieces for token in piece}))
 
     def block(self, seed: int, number: int, of: int, length: int) -> tuple[int, ...]:
-        """Block `number` of `of` ones: its number in tokens, then pieces in an order of its own,
-        cut off at `length`."""
+        """Build block `number` of `of`: its number, then pieces in a seeded order: [length]."""
         tokens = self._mark(number, of)
         generator = np.random.default_rng([seed, number])
         while len(tokens) < length:
@@ -48,7 +47,7 @@ class Material:
         return tuple(tokens[:length])
 
     def _mark(self, number: int, of: int) -> list[int]:
-        """The number's digits, the lowest first, so that neighbours differ at once."""
+        """Encode the number as tokens, lowest digit first: neighbours differ in the first token."""
         base, tokens = len(self.vocabulary), []
         while of > 0:
             number, digit = divmod(number, base)
@@ -59,7 +58,7 @@ class Material:
 
 @dataclass(frozen=True)
 class Replay:
-    """A recorded load to be sent. speed: 2 is twice as fast as it was recorded."""
+    """A recorded load to be sent. speed: 2 is twice as fast as recorded."""
 
     recorded: RecordedLoad
     speed: float = 1.0
@@ -71,11 +70,11 @@ class Replay:
 
     @property
     def seconds(self) -> float:
-        """From the first arrival to the last."""
+        """Return the seconds from the first arrival to the last."""
         return self.recorded.seconds / self.speed
 
     def schedule(self) -> Schedule:
-        """All requests, each with a prompt of its own."""
+        """Schedule all requests, each with its own prompt."""
         return Schedule(
             tuple(
                 Arrival(index, row.at / self.speed, index, row.answer_tokens)
@@ -85,7 +84,7 @@ class Replay:
         )
 
     def prompts(self, material: Material, seed: int) -> tuple[CellPrompt, ...]:
-        """The prompts as token ids, in the order of the schedule."""
+        """Build the prompts as token ids, in the order of the schedule."""
         blocks = [_blocks(row) for row in self.recorded.rows]
         numbers = {key: n for n, key in enumerate(dict.fromkeys(k for b in blocks for k, _ in b))}
         made: dict[tuple[int, int], tuple[int, ...]] = {}
@@ -102,7 +101,7 @@ class Replay:
 
 
 def _blocks(row: Traced) -> Sequence[tuple[tuple[str, int], int]]:
-    """List a prompt's blocks as (key, length): one unique block where the trace has none."""
+    """List a prompt's blocks as (key, length): one unique block if the trace has none."""
     if not row.blocks:
         return [(("line", row.line), row.prompt_tokens)]
     lengths = [min(BLOCK, row.prompt_tokens - BLOCK * n) for n in range(len(row.blocks))]

@@ -1,6 +1,6 @@
 """Run one cell: start locust headless as a child process, wait, read its records.
 
-Locust runs in a process of its own because importing it patches sockets and threads for good. The
+Locust runs in its own process because importing it patches sockets and threads permanently. The
 child has its own process group and is ended on every exit of this process, Ctrl-C included.
 """
 
@@ -35,7 +35,7 @@ _GRACE_S = 5.0
 
 @dataclass(frozen=True)
 class CellResult:
-    """A measured cell: what was sent, what came, and its figures."""
+    """A measured cell: header, records of its requests, and figures."""
 
     header: Header
     records: tuple[Record, ...]
@@ -53,9 +53,9 @@ def run_cell(
 ) -> CellResult:
     """Send a cell's requests to a running server. Plan, records and log stay in `directory`.
 
-    processes: load-generating processes; more than one where one cannot keep time. on_poll: called
-    several times a second (progress, or to raise when the server has died). cores: where the
-    generator runs, and how. Failed requests are in the result; DSparkError is raised when the
+    processes: load-generating processes; more than one if a single one is too slow. on_poll: called
+    several times a second (progress, or to raise when the server has died). cores: cores and
+    scheduling of the generator. Failed requests are in the result. Raises DSparkError if the
     generator itself fails.
     """
     for old in directory.glob(RECORDS):
@@ -87,7 +87,7 @@ def run_cell(
 def _wait(
     child: subprocess.Popen[bytes], deadline: float, log: Path, on_poll: Callable[[], None] | None
 ) -> None:
-    """Until the child has ended; DSparkError when it does not by the deadline."""
+    """Wait until the child ends. Raises DSparkError if it does not end by the deadline."""
     while child.poll() is None:
         if time.monotonic() > deadline:
             raise DSparkError(f"the load generator does not end; see {log}")
@@ -97,7 +97,7 @@ def _wait(
 
 
 def load_cell(directory: Path) -> CellResult:
-    """A cell that was measured before. Raises DSparkError when it is not complete."""
+    """Load a cell that was measured before. Raises DSparkError if it is not complete."""
     plan = CellPlan.load(directory / PLAN_FILE)
     header, records = merge([read_records(path) for path in sorted(directory.glob(RECORDS))])
     if header.fingerprint != plan.schedule.fingerprint():
@@ -118,7 +118,7 @@ def _command(plan: CellPlan, url: str, directory: Path, processes: int) -> list[
     command += ["--plan", str(directory / PLAN_FILE), "--records", str(directory)]
     if processes == 1:
         return command
-    # Locust's own port, 5557 on every interface, would let a machine run one cell at a time.
+    # Locust's own port, 5557 on every interface, would limit a machine to one cell at a time.
     port = str(free_port(HOST))
     command += ["--master-bind-host", HOST, "--master-bind-port", port]
     command += ["--master-host", HOST, "--master-port", port]
@@ -126,7 +126,7 @@ def _command(plan: CellPlan, url: str, directory: Path, processes: int) -> list[
 
 
 def _end_group(child: subprocess.Popen[bytes]) -> None:
-    """End the child and all it has forked; what ended by itself is left in peace."""
+    """End the child and its process group, unless the group has ended by itself."""
     for number, patience in ((signal.SIGTERM, _GRACE_S), (signal.SIGKILL, _GRACE_S)):
         try:
             os.killpg(child.pid, number)

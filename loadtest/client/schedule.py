@@ -1,9 +1,9 @@
 """Schedule the requests of a cell, time and prompt of each: seeded, equal for every arm.
 
-Closed loop: a fixed number of users, each sending when its last answer is there. Open loop: times
-fixed beforehand, so that a slow server meets the same load as a fast one and latency can be counted
-from the scheduled time (no coordinated omission). Only the seed and the configuration enter, never
-the arm; `Schedule.fingerprint` lets a run prove that its arms met the same load.
+Closed loop: a fixed number of users, each sending after its last answer. Open loop: times fixed
+beforehand, so that a slow server gets the same load as a fast one and latency counts from the
+scheduled time (no coordinated omission). A schedule depends on the seed and the configuration,
+never on the arm; `Schedule.fingerprint` proves that the arms of a run got the same load.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from sglang_dspark.errors import DSparkError
 Floats = NDArray[np.float64]
 PhaseName = Literal["before", "burst", "after"]
 PHASES: tuple[PhaseName, ...] = ("before", "burst", "after")
-_LANES = 8  # conversations that take turns, so that one's turns do not meet in flight
+_LANES = 8  # interleaved conversations, so that turns of one are not in flight together
 
 
 class _Frozen(BaseModel):
@@ -48,7 +48,7 @@ class Poisson(_Frozen):
     requests: int = Field(ge=1)
 
     def times(self, generator: np.random.Generator) -> Floats:
-        """Arrival times in s, ascending: [requests]."""
+        """Draw arrival times in s, ascending: [requests]."""
         return np.cumsum(generator.exponential(1 / self.rate, self.requests))
 
 
@@ -61,7 +61,7 @@ class Gamma(_Frozen):
     requests: int = Field(ge=1)
 
     def times(self, generator: np.random.Generator) -> Floats:
-        """Arrival times in s, ascending: [requests]."""
+        """Draw arrival times in s, ascending: [requests]."""
         shape = self.cv**-2
         return np.cumsum(generator.gamma(shape, 1 / (self.rate * shape), self.requests))
 
@@ -75,7 +75,7 @@ class Trace(_Frozen):
     requests: int | None = Field(None, ge=1, description="the first so many; None: all")
 
     def times(self, generator: np.random.Generator) -> Floats:
-        """Arrival times in s from the first one, ascending: [n]. DSparkError on a bad file."""
+        """Read times since the first arrival, s: [n], ascending. Raises DSparkError if invalid."""
         del generator  # nothing is drawn
         at = np.sort(_trace_times(self.path))[: self.requests]
         return (at - at[0]) / self.speed
@@ -90,13 +90,13 @@ class Bursts(_Frozen):
     count: int = Field(ge=1)
 
     def times(self, generator: np.random.Generator) -> Floats:
-        """Arrival times in s, ascending: [size * count]."""
+        """Return arrival times in s, ascending: [size * count]."""
         del generator  # nothing is drawn
         return np.repeat(np.arange(self.count) * self.every_s, self.size)
 
 
 class Ramp(_Frozen):
-    """Poisson arrivals whose rate goes linearly from `from_rate` to `to_rate` (requests/s)."""
+    """Poisson arrivals whose rate changes linearly from `from_rate` to `to_rate` (requests/s)."""
 
     kind: Literal["ramp"] = "ramp"
     from_rate: float = Field(ge=0)
@@ -110,7 +110,7 @@ class Ramp(_Frozen):
         return self
 
     def times(self, generator: np.random.Generator) -> Floats:
-        """Arrival times in s, ascending, all below `seconds`; at least one."""
+        """Draw arrival times in s, ascending, all below `seconds`; at least one."""
         slope = (self.to_rate - self.from_rate) / self.seconds
         total = 0.5 * (self.from_rate + self.to_rate) * self.seconds  # expected arrivals
         # Given their number, arrivals are independent draws from the rate; invert its integral
@@ -133,22 +133,22 @@ class Surge(_Frozen):
 
     @property
     def seconds(self) -> float:
-        """Of all three phases."""
+        """Return the length of all three phases, s."""
         return self.before_s + self.burst_s + self.after_s
 
     @property
     def expected(self) -> float:
-        """Requests to be expected."""
+        """Return the expected number of requests."""
         return self.rate * (self.before_s + self.factor * self.burst_s + self.after_s)
 
     def phase(self, at: float) -> PhaseName:
-        """To which phase an arrival at that time belongs."""
+        """Return the phase of an arrival at that time."""
         if at < self.before_s:
             return "before"
         return "burst" if at < self.before_s + self.burst_s else "after"
 
     def times(self, generator: np.random.Generator) -> Floats:
-        """Arrival times in s, ascending; at least one in each phase."""
+        """Draw arrival times in s, ascending; at least one in each phase."""
         parts, begin = [], 0.0
         phases = ((self.before_s, 1.0), (self.burst_s, self.factor), (self.after_s, 1.0))
         for seconds, factor in phases:
@@ -194,7 +194,7 @@ class Schedule:
     users: int | None
 
     def fingerprint(self) -> str:
-        """Hash of every time, prompt and length: equal for arms that met the same load."""
+        """Hash every time, prompt and length: equal for arms that got the same load."""
         text = json.dumps([self.users, [list(asdict(a).values()) for a in self.arrivals]])
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -208,7 +208,7 @@ class Schedule:
 def make_schedule(
     arrivals: Arrivals, groups: Sequence[Sequence[int]], lengths: Lengths, seed: int
 ) -> Schedule:
-    """The requests of a cell.
+    """Schedule the requests of a cell.
 
     groups: prompt indices that belong together in this order (the turns of one conversation); a
     single prompt is a group of one. Each is used once before any is used again, so cells of other
@@ -232,7 +232,7 @@ def make_schedule(
 
 
 def parse_arrivals(value: object) -> Arrivals:
-    """Arrivals from the mapping of a config file. Raises DSparkError naming the wrong field."""
+    """Read arrivals from a mapping of a config file. Raises DSparkError naming the wrong field."""
     try:
         return TypeAdapter[Arrivals](Arrivals).validate_python(value)
     except ValidationError as error:
@@ -242,7 +242,7 @@ def parse_arrivals(value: object) -> Arrivals:
 def _prompt_order(
     groups: Sequence[Sequence[int]], count: int, generator: np.random.Generator
 ) -> list[int]:
-    """Prompt indices: [count]. Groups are shuffled anew each time all of them have been used."""
+    """Order prompt indices: [count]. Groups are reshuffled each time all have been used."""
     order: list[int] = []
     while len(order) < count:
         shuffled = [list(groups[i]) for i in generator.permutation(len(groups))]

@@ -1,9 +1,9 @@
-"""Server-sent events into timed chunks of tokens, for the three streamed interfaces.
+"""Parse server-sent events into timed chunks of tokens, for the three streamed interfaces.
 
-Time is passed in, never taken here, so that the asynchronous client, the locust user and the tests
-read streams alike. An OpenAI chunk's tokens are counted by the running usage, `/generate` sends the
-whole answer so far in every event. Where the usage comes at the end alone, as OpenAI sends it, its
-tokens are spread over the chunks that had text.
+The caller passes the time in, so that the asynchronous client, the locust user and the tests read
+streams alike. An OpenAI chunk's tokens are counted by the running usage; `/generate` sends the
+whole answer so far in every event. If the usage is sent only at the end, as OpenAI does, its tokens
+are spread over the chunks with text.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from sglang_dspark.loadtest.client.records import Outcome
 
 OnChunk = Callable[[Chunk], None]
 END = "[DONE]"
-# A text loops when its last half is one piece, at least so often; so much of the half is looked at.
+# A text loops if its last half repeats one piece: least repeats, shortest tail, checked length.
 _LEAST_TIMES, _LEAST_TAIL, _MOST_TAIL = 4, 8, 1024
 _TEXTS = ("content", "reasoning_content", "reasoning")  # of a chat delta
 
@@ -42,7 +42,7 @@ class SseEvent:
 
 
 class SseDecoder:
-    """Bytes in, whole events out, wherever the bytes were cut."""
+    """Decoder of bytes, cut anywhere, into whole events."""
 
     def __init__(self) -> None:
         self._rest = b""
@@ -57,7 +57,7 @@ class SseDecoder:
             line = raw.removesuffix(b"\r").decode(errors="replace")
             if line.startswith("data:"):
                 self._data.append(line[len("data:") :].removeprefix(" "))
-                if self._data == [END]:  # some servers close without the empty line behind it
+                if self._data == [END]:  # some servers close without the empty line after it
                     done.append(SseEvent(self._name, END))
                     self._data = []
             elif line.startswith("event:"):
@@ -83,19 +83,19 @@ class Answer:
         self._text_length = 0
         self._counted: dict[int, int] = {}  # tokens so far of each of several answers (`n`)
         self._unfinished: set[int] = set()  # of these answers, those without a finish reason
-        self._uncounted = False  # whether a chunk of text came without its number of tokens
-        self._reported = 0  # tokens by the last usage that came
-        self._final = 0  # tokens by the last usage that came in a chunk of its own
+        self._uncounted = False  # whether a chunk of text lacked its count of tokens
+        self._reported = 0  # tokens by the last usage received
+        self._final = 0  # tokens by the last usage received in its own chunk
 
     def add(self, api: Api, event: Mapping[str, Any], at: float) -> None:
-        """Take in one event. at: seconds since the request was sent."""
+        """Add one event. at: seconds since the request was sent."""
         if api == "generate":
             self.native(event, at)
         else:
             self.openai(event, at)
 
     def openai(self, event: Mapping[str, Any], at: float) -> None:
-        """An event of the completions or chat interface."""
+        """Add an event of the completions or chat interface."""
         details = (event.get("sglext") or {}).get("spec_tokens_details")
         if details is not None:
             several = details if isinstance(details, list) else [details]  # of `n` answers
@@ -118,7 +118,7 @@ class Answer:
                 self._append(at, text, new, ids)
 
     def native(self, event: Mapping[str, Any], at: float) -> None:
-        """An event of `/generate`."""
+        """Add an event of `/generate`."""
         meta = event["meta_info"]
         self.meta = dict(meta)
         self.prompt_tokens = meta.get("prompt_tokens", 0)
@@ -131,10 +131,10 @@ class Answer:
             self._append(at, text, len(ids), tuple(ids))
 
     def close(self) -> tuple[Outcome, str]:
-        """End the answer: return what became of it and, unless "ok", the reason in one line.
+        """End the answer: return its outcome and, unless "ok", the reason in one line.
 
-        A usage that came at the end alone, or differs there from the running one, is spread over
-        the chunks of text first: a token for each, the others by the length of their text.
+        A usage sent only at the end, or one that differs there from the running one, is first
+        spread over the chunks of text: one token for each, the rest by the length of their text.
         """
         total = self._final or (self._reported if self._uncounted else 0)
         chunks = [chunk for chunk in self.chunks if chunk.text]
@@ -157,11 +157,11 @@ class Answer:
 
     @property
     def loops(self) -> bool:
-        """Return whether the text so far ends in one short piece again and again."""
+        """Return whether the text so far ends in repetitions of one short piece."""
         return loops("".join(chunk.text for chunk in self.chunks))
 
     def _end_of(self, index: int, reason: str) -> None:
-        """Note the finish reason of one of several answers, "" while it goes on."""
+        """Record the finish reason of one of several answers, "" while it runs."""
         if reason:
             self.finish_reason = reason
             self._unfinished.discard(index)
@@ -183,7 +183,7 @@ class AnswerReader:
         self._api, self._answer, self._decoder = api, answer, SseDecoder()
 
     def feed(self, piece: bytes, at: float) -> bool:
-        """Add the events that `piece` completes; return whether the stream's end mark came.
+        """Add the events that `piece` completes; return whether the stream's end mark was read.
 
         at: seconds since the request was sent. Raises ReportedError for an error that the server
         sends as an event, MalformedEventError for an event that cannot be read.
@@ -213,7 +213,7 @@ class AnswerReader:
 def spread(tokens: int, lengths: Sequence[int]) -> list[int]:
     """Spread `tokens` over chunks of text by their lengths in characters; the counts add up.
 
-    Each chunk gets one while there are enough: a server without speculation sends just that.
+    Each chunk gets at least one if there are enough: a server without speculation sends just one.
     """
     each = 1 if tokens >= len(lengths) else 0
     left, whole = tokens - each * len(lengths), sum(lengths)
@@ -227,7 +227,7 @@ def spread(tokens: int, lengths: Sequence[int]) -> list[int]:
 
 
 def loops(text: str) -> bool:
-    """Return whether the last half of a text is one piece, at least four times over."""
+    """Return whether the last half of a text is one piece repeated at least four times."""
     tail = text[len(text) // 2 :][-_MOST_TAIL:]
     if len(tail) < _LEAST_TAIL:
         return False
@@ -238,7 +238,7 @@ def loops(text: str) -> bool:
 
 
 def refusal(text: str) -> str:
-    """The reason in a server's error body, on one line of at most 300 characters."""
+    """Extract the reason from a server's error body: one line of at most 300 characters."""
     try:
         body = json.loads(text)
         error = body.get("error") or body
@@ -249,5 +249,5 @@ def refusal(text: str) -> str:
 
 
 def _said(delta: Mapping[str, Any]) -> str:
-    """The text of a chat delta, of a reasoning model's thoughts too: they are tokens as well."""
+    """Return the text of a chat delta, reasoning included, which consists of tokens as well."""
     return next((text for name in _TEXTS if isinstance(text := delta.get(name), str) and text), "")

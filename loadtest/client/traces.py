@@ -1,7 +1,7 @@
-"""Recorded loads in two published formats: when each request came, and how long it was.
+"""Read recorded loads in two published formats: arrival time and lengths of each request.
 
 Mooncake: JSON lines with `timestamp` in ms, `input_length`, `output_length` and `hash_ids`, a
-number for each block of 512 prompt tokens, the last one perhaps in part; equal numbers are equal
+number for each block of 512 prompt tokens, the last one possibly partial; equal numbers are equal
 blocks. BurstGPT: CSV, with `Timestamp` in s, `Request tokens` and `Response tokens` among its
 columns. Both readers skip rows without an answer, which failed requests have.
 """
@@ -18,7 +18,7 @@ from typing import Literal, TextIO
 from sglang_dspark.common.files import FAULTS, brief, fault, integer, parse_json
 from sglang_dspark.errors import DSparkError
 
-BLOCK = 512  # prompt tokens that one of Mooncake's hash_ids stands for
+BLOCK = 512  # prompt tokens per hash_id of Mooncake
 TraceFormat = Literal["mooncake", "burstgpt"]
 _TIME, _PROMPT, _ANSWER = "Timestamp", "Request tokens", "Response tokens"
 _MOST_TOKENS = 1 << 24
@@ -28,7 +28,7 @@ _MOST_ID = 1 << 63
 @dataclass(frozen=True)
 class Traced:
     """One request. line: in the file, from 1; at: seconds; blocks: numbers of its prompt's blocks
-    of `BLOCK` tokens in order, empty where the trace does not tell them."""
+    of `BLOCK` tokens in order, empty if the trace lacks them."""
 
     line: int
     at: float
@@ -38,14 +38,14 @@ class Traced:
 
     @property
     def tokens(self) -> int:
-        """Of prompt and answer."""
+        """Count the tokens of prompt and answer."""
         return self.prompt_tokens + self.answer_tokens
 
 
 @dataclass(frozen=True)
 class RecordedLoad:
-    """The requests of a trace, in time; at: from the first of them. left_out: rows without an
-    answer or with too many tokens."""
+    """The requests of a trace, by time; at: from the first of them. left_out: skipped rows, without
+    an answer or with too many tokens."""
 
     path: Path
     rows: tuple[Traced, ...]
@@ -53,7 +53,7 @@ class RecordedLoad:
 
     @property
     def seconds(self) -> float:
-        """From the first request to the last."""
+        """Return the seconds from the first request to the last."""
         return self.rows[-1].at
 
 

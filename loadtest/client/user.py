@@ -1,8 +1,8 @@
 """A locust user that reads streamed answers token by token.
 
-Every request has a connection of its own (`Connection: close`): a kept one may have been closed by
-the server in a pause of the schedule, and a POST cannot be sent again. Locust's own table shows
-whole requests; the exact times go to our records.
+Every request has its own connection (`Connection: close`): the server may have closed a kept one in
+a pause of the schedule, and a POST cannot be sent again. Locust's own table shows whole requests;
+the exact times are in the records.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from sglang_dspark.loadtest.client.stream import (
 _HEADERS = {
     "Content-Type": "application/json",
     "Accept": "text/event-stream",
-    "Accept-Encoding": "identity",  # a compressed stream would arrive in lumps
+    "Accept-Encoding": "identity",  # a compressed stream would arrive in larger pieces
     "Connection": "close",
 }
 _TIMEOUTS = (TimeoutError, socket_timeout)
@@ -36,12 +36,12 @@ _TIMEOUTS = (TimeoutError, socket_timeout)
 class StreamingUser(FastHttpUser):
     """Sends one request after another from the cell that the process runs."""
 
-    cell: ClassVar[LiveCell]  # set before users are made
+    cell: ClassVar[LiveCell]  # set before users are created
     wait_time = constant(0)
 
     @task
     def work(self) -> None:
-        """All requests of this user; it then leaves."""
+        """Send all requests of this user, then stop the user."""
         for pending in self.cell.requests():
             self._send(pending)
         raise StopUser
@@ -67,7 +67,7 @@ class StreamingUser(FastHttpUser):
                 response.failure(f"{outcome}: {error}")
 
     def _outcome(self, response: ResponseContextManager, pending: Pending) -> tuple[Outcome, str]:
-        """Read the answer to its end; what became of it and, unless "ok", why."""
+        """Read the answer to its end; return its outcome and, unless "ok", the reason."""
         failure = getattr(response, "error", None)
         pending.status = response.status_code
         if pending.status == 0:
@@ -95,7 +95,7 @@ class StreamingUser(FastHttpUser):
         return "cut", "the stream ended without [DONE]"
 
     def _breaks_off(self, response: ResponseContextManager, pending: Pending) -> bool:
-        """End the request early where its plan says so; whether nothing more is to be read."""
+        """End the request early if its plan says so; return whether the connection is closed."""
         prompt = self.cell.plan.prompts[pending.arrival.prompt]
         if not prompt.ends or pending.aborted or pending.answer.tokens < prompt.ends_after:
             return False

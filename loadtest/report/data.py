@@ -36,8 +36,8 @@ from sglang_dspark.loadtest.sweep.run_dir import (
 from sglang_dspark.schedule.cost_table import CostTable, from_document
 
 ASSUMED_SPREAD = 1.0
-FITTED = "fitted"  # the first word of where a spread comes from
-# Okabe-Ito, which colour-blind readers tell apart; plain decoding is the grey of the text.
+FITTED = "fitted"  # the first word of a fitted spread's source
+# Okabe-Ito, which colour-blind readers can distinguish; plain decoding has the grey of the text.
 GREY = "#6b7580"
 _COLOURS = {
     "plain": GREY,
@@ -49,7 +49,7 @@ _COLOURS = {
     "dspark-static-threshold": "#CC79A7",
     "upstream-dspark": "#56B4E9",
 }
-# A policy has the colour of the arm that runs it; no colour stands for two things.
+# A policy has the colour of the arm that runs it; no colour has two meanings.
 POLICY_COLOURS = {
     "plain": GREY,
     "fixed": _COLOURS["dspark-fixed-gamma"],
@@ -57,13 +57,13 @@ POLICY_COLOURS = {
     "algorithm1": "#8C564B",
     "dspark": _COLOURS["dspark"],
 }
-_SPARE = ("#882255", "#999933", "#332288", "#44AA99")  # of arms that are not above
+_SPARE = ("#882255", "#999933", "#332288", "#44AA99")  # of other arms
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 
 
 @dataclass(frozen=True)
 class Run:
-    """A sweep, read."""
+    """A sweep's files, read."""
 
     folder: Path
     info: RunInfo
@@ -77,14 +77,14 @@ class Run:
 
     @classmethod
     def read(cls, folder: Path) -> Run:
-        """Raises DSparkError when the folder is not a sweep's, or is not complete enough."""
+        """Read a run. Raises DSparkError if the folder is no sweep's, or no cell counts."""
         run = cls(folder, read_run(folder), read_cells(folder), read_summary(folder))
         if not run.good():
             raise DSparkError(f"{folder} has no cell that counts: there is nothing to report")
         return run
 
     def good(self, arm: str | None = None, loop: Loop | None = None) -> list[Cell]:
-        """Cells that count, of one arm and loop if named."""
+        """List the cells that count, of one arm and loop if named."""
         return [
             cell
             for cell in self.cells
@@ -92,29 +92,29 @@ class Run:
         ]
 
     def levels(self, arm: str, loop: Loop) -> list[Level]:
-        """Measured levels of an arm, ascending."""
+        """List the measured levels of an arm, ascending."""
         found = [each for each in self.summary.levels if (each.arm, each.loop) == (arm, loop)]
         return sorted((e for e in found if e.tokens_per_s), key=lambda each: each.level)
 
     @property
     def arms(self) -> list[str]:
-        """Names in the order of the configuration, those with a cell that counts."""
+        """Return the names of arms with a cell that counts, in the order of the configuration."""
         present = {cell.arm for cell in self.good()}
         return [arm.name for arm in self.info.arms if arm.name in present]
 
     def arm(self, name: str) -> ArmRecord:
-        """Its record."""
+        """Return the record of an arm."""
         return next(arm for arm in self.info.arms if arm.name == name)
 
     def colour(self, name: str) -> str:
-        """Of an arm, the same in every figure."""
+        """Return the colour of an arm, the same in every figure."""
         unknown = [arm.name for arm in self.info.arms if arm.name not in _COLOURS]
         if name in _COLOURS:
             return _COLOURS[name]
         return _SPARE[unknown.index(name) % len(_SPARE)]
 
     def marker(self, name: str) -> str:
-        """Of an arm, for matplotlib."""
+        """Return the matplotlib marker of an arm."""
         return _MARKERS[[arm.name for arm in self.info.arms].index(name) % len(_MARKERS)]
 
 
@@ -129,22 +129,24 @@ def pooled(histograms: Iterable[Sequence[int]]) -> list[int]:
 
 
 def survival(histogram: Sequence[int], gamma: int) -> tuple[float, ...]:
-    """Share of steps whose first k drafts were accepted: [gamma]. histogram[n]: steps that
-    accepted exactly n."""
+    """Return the share of steps whose first k drafts were accepted: [gamma].
+
+    histogram[n]: steps that accepted exactly n.
+    """
     steps = sum(histogram)
     return tuple(sum(histogram[k:]) / steps for k in range(1, gamma + 1))
 
 
 @dataclass(frozen=True)
 class Growth:
-    """Drafts that the scheduler's counters of some cells grew by, by position: [gamma]."""
+    """Growth of the scheduler's draft counters over some cells, by position: [gamma]."""
 
     admitted: tuple[float, ...]
     accepted: tuple[float, ...]
 
     @classmethod
     def of(cls, cells: Iterable[Cell]) -> Growth | None:
-        """Over cells with counters; None where no drafts were counted."""
+        """Sum over cells with counters; None if no drafts were counted."""
         pairs = [(c.before, c.after) for c in cells if c.before and c.after]
         pairs = [(before, after) for before, after in pairs if any(after.admitted)]
         admitted = _grown([(before.admitted, after.admitted) for before, after in pairs])
@@ -153,10 +155,10 @@ class Growth:
 
 
 def verified_drafts(run: Run, name: str) -> Growth | None:
-    """Drafts that an arm verified, and accepted of them, over all its cells that count.
+    """Return the drafts that an arm verified and accepted, over all its cells that count.
 
-    Of a scheduled arm by its counters; any other verifies every draft of every step. None where
-    nothing was verified.
+    A scheduled arm has counters; any other verifies every draft of every step. None if no draft
+    was verified.
     """
     cells = run.good(name)
     gamma = run.arm(name).gamma
@@ -172,7 +174,7 @@ def verified_drafts(run: Run, name: str) -> Growth | None:
 
 
 def policy_of(arm: ArmRecord) -> str | None:
-    """The page's policy that the arm's server runs; None for what the page does not model."""
+    """Return the page's policy that the arm's server runs; None if the page does not model it."""
     if arm.gamma == 0:
         return "plain"
     if "--speculative-algorithm=DSPARK" not in arm.command.replace("algorithm ", "algorithm="):
@@ -186,7 +188,7 @@ def policy_of(arm: ArmRecord) -> str | None:
 
 
 def model_of(run: Run) -> LoadModel:
-    """The data of the interactive page. Raises DSparkError naming what the run lacks for it."""
+    """Build the model of the page. Raises DSparkError naming the data that the run lacks."""
     found = [arm for arm in run.info.arms if "costs" in arm.tables]
     if not found:
         raise DSparkError("no arm of the run kept its measured step times (table `costs`)")
@@ -213,7 +215,7 @@ def model_of(run: Run) -> LoadModel:
 
 
 def threshold_of(run: Run) -> float:
-    """The static threshold that an arm of the run used, else 0.5."""
+    """Return the static threshold that an arm of the run used, else 0.5."""
     given = (_threshold(arm.config.get("schedule", {})) for arm in run.info.arms)
     return next((value for value in given if value is not None), 0.5)
 
@@ -234,7 +236,7 @@ def _cost_table(arm: ArmRecord) -> CostTable:
 
 @dataclass(frozen=True)
 class _Acceptance:
-    """Workloads, where they come from in words, and whether every position was seen freely."""
+    """Workloads, their source in words, and whether (`free`) every draft was verified."""
 
     workloads: dict[str, Workload]
     source: str
@@ -242,9 +244,9 @@ class _Acceptance:
 
 
 def _acceptance(run: Run, gamma: int) -> _Acceptance:
-    """By domain, from the arms that verify every draft: only they see each position freely.
+    """Estimate acceptance by domain from the arms that verify every draft: only they are unbiased.
 
-    Without such an arm from the scheduled one at its fewest users, where it verifies most: the
+    Without such an arm, from the scheduled one at its fewest users, where it verifies most: the
     share of steps that accepted k drafts, over the share that verified k of them.
     """
     cells = [cell for name in _arms(run, "fixed") for cell in run.good(name)]
@@ -266,12 +268,12 @@ def _acceptance(run: Run, gamma: int) -> _Acceptance:
 
 
 def _arms(run: Run, policy: str) -> list[str]:
-    """Arms that run one of the page's policies."""
+    """List the arms that run one of the page's policies."""
     return [arm.name for arm in run.info.arms if policy_of(arm) == policy and arm.name in run.arms]
 
 
 def _workloads(cells: Sequence[Cell], verified: Sequence[float]) -> dict[str, Workload]:
-    """verified: [gamma], share of steps that verified k drafts."""
+    """Build a workload of each domain. verified: [gamma], share of steps that verified k drafts."""
     found = {}
     for domain in sorted({name for cell in cells for name in cell.domains}):
         parts = [cell.domains[domain] for cell in cells if domain in cell.domains]
@@ -285,7 +287,7 @@ def _workloads(cells: Sequence[Cell], verified: Sequence[float]) -> dict[str, Wo
 
 
 def _context(run: Run) -> float:
-    """Mean tokens that a request holds: its prompt and half of its answer."""
+    """Return the mean tokens that a request holds: its prompt and half of its answer."""
     cells = [c for c in run.good(loop="closed") if c.before is not None and c.after is not None]
     prompt = requests = 0.0
     for cell in cells:
@@ -297,7 +299,7 @@ def _context(run: Run) -> float:
 
 
 def _with_spread(run: Run, model: LoadModel) -> LoadModel:
-    """The model with the spread of confidence that the scheduled arms showed, if they did."""
+    """Return the model with the confidence spread of the scheduled arms, if it can be fitted."""
     chosen = [found for name in _arms(run, "dspark") for found in _selections(run, name)]
     spread = fitted_spread(model, chosen)
     if spread is None:
@@ -322,8 +324,10 @@ def _selections(run: Run, arm: str) -> list[Selection]:
 
 
 def _scales(run: Run, curve: Curve) -> tuple[float, float]:
-    """Throughput and speed per user of the plain arm over what its passes alone would give,
-    medians over levels; 1 where there is no plain arm."""
+    """Return the plain arm's throughput and speed per user over those of its passes alone.
+
+    Both are medians over levels; 1 without a plain arm.
+    """
     levels = [level for name in _arms(run, "plain") for level in run.levels(name, "closed")]
     throughput, speed = [], []
     for level in levels:

@@ -1,7 +1,7 @@
 """Figures of a sweep's report: matplotlib, as PNG files and as SVG inside of the page.
 
-Every arm has the colour and the marker that it has everywhere (`report_data`). Intervals are those
-of `summary.json`: 95%, paired over trials.
+An arm has the same colour and marker in every figure (`report.data`). Intervals are those of
+`summary.json`: 95%, paired over trials.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _STYLE = {
 
 @dataclass(frozen=True)
 class Drawn:
-    """A figure with its heading and what to read from it. stem: of its PNG, and its anchor."""
+    """A figure with its heading and caption. stem: of its PNG, and its anchor."""
 
     stem: str
     title: str
@@ -55,7 +55,7 @@ class Drawn:
 
 
 def draw_all(run: Run) -> list[Drawn]:
-    """All figures that the run has data for, in the order of the page."""
+    """Draw all figures that the run has data for, in the order of the page."""
     drawers: tuple[Callable[[Run], Drawn | None], ...] = (
         _frontier,
         _matched,
@@ -80,7 +80,7 @@ def _headed(figure: Figure, run: Run) -> None:
 
 
 def save_png(drawn: Drawn, folder: Path) -> Path:
-    """Write `folder`/stem.png, on white. Raises DSparkError when the place refuses."""
+    """Write `folder`/stem.png, on white. Raises DSparkError if it cannot be written."""
     path = folder / f"{drawn.stem}.png"
     try:
         with replacing(path) as temporary, mpl.rc_context(_STYLE):
@@ -91,7 +91,7 @@ def save_png(drawn: Drawn, folder: Path) -> Path:
 
 
 def inline_svg(drawn: Drawn) -> str:
-    """The figure as an element of the page."""
+    """Return the figure as an SVG element of the page."""
     with mpl.rc_context(_STYLE):
         return inline(drawn.figure, drawn.stem)
 
@@ -137,7 +137,7 @@ def _frontier(run: Run) -> Drawn:
 
 
 def _sla_lines(run: Run, axes: Axes) -> None:
-    """The speed floors, each named once along its line."""
+    """Draw the speed floors, each named once along its line."""
     names: dict[float, list[str]] = {}
     for sla in run.summary.slas:
         for floor, style, name in ((sla.speed_p50, "-", "p50"), (sla.speed_p10, "--", "p10")):
@@ -205,7 +205,7 @@ def _draw_arm(
     field: str,
     beside: Sequence[float],
 ) -> None:
-    """An arm's figure with its interval by load on the left, and `beside` on the right."""
+    """Draw an arm's figure with its interval by load on the left, and `beside` on the right."""
     x = [level.level for level in levels]
     style: dict[str, Any] = {"color": run.colour(name), "label": name, "ms": 5, "lw": 1.3}
     panels[0].errorbar(
@@ -243,7 +243,7 @@ def _concurrency(run: Run) -> Drawn:
 
 
 def _open_loop(run: Run) -> Drawn | None:
-    bursts = {burst.level for burst in run.summary.bursts}  # no steady load, and told apart
+    bursts = {burst.level for burst in run.summary.bursts}  # not steady: in a table of their own
     by_arm = {
         name: [level for level in run.levels(name, "open") if level.level not in bursts]
         for name in run.arms
@@ -302,7 +302,7 @@ def _acceptance(run: Run) -> Drawn | None:
 
 
 def _of_verified(run: Run, name: str) -> list[float]:
-    """Accepted over verified drafts at each position; NaN where none was verified."""
+    """Return accepted over verified drafts at each position; NaN if none was verified."""
     found = verified_drafts(run, name)
     if found is None:
         return []
@@ -311,7 +311,7 @@ def _of_verified(run: Run, name: str) -> list[float]:
 
 
 def draw_timeline_figure(run: Run) -> Drawn | None:
-    """The timeline, where an arm kept one."""
+    """Draw the timeline; None if no arm recorded one."""
     found = draw_timeline(run)
     if found is None:
         return None
@@ -349,7 +349,7 @@ def _log_users(axes: Axes, run: Run, loop: Loop = "closed") -> None:
 
 
 def _place(level: Level) -> str:
-    """Arm and load of a point."""
+    """Return arm and load of a point in words."""
     unit = "requests/s" if level.loop == "open" else "user" if level.level == 1 else "users"
     return f"{level.arm}, {level.level:g} {unit}"
 
@@ -360,13 +360,13 @@ def _interval(level: Level, what: str) -> Interval | None:
 
 
 def _middles(levels: Sequence[Level], what: str) -> list[float]:
-    """Geometric means, NaN where unknown."""
+    """Return the geometric means, NaN if unknown."""
     found = [_interval(level, what) for level in levels]
     return [np.nan if each is None else each.mid for each in found]
 
 
 def _errors(levels: Sequence[Level], what: str) -> np.ndarray:
-    """Lengths of error bars [2, n], 0 where there is no interval."""
+    """Return the lengths of error bars [2, n], 0 without an interval."""
     rows = []
     for level in levels:
         each = _interval(level, what)

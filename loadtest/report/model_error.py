@@ -26,7 +26,7 @@ class ModelError:
 
     @property
     def error(self) -> float:
-        """The model's throughput over the measured one, less 1."""
+        """Return the model's throughput over the measured one, less 1."""
         return self.found / self.seen - 1
 
     @property

@@ -1,4 +1,4 @@
-"""`dspark report RUN`: a sweep as one self-contained HTML page, and its figures as PNG files.
+"""Build `dspark report RUN`: a sweep as one self-contained HTML page, and its figures as PNG.
 
 The page needs no network and no other file: figures are inline SVG, the interactive section is
 computed in the browser by `page_model.js` and drawn by `page_view.js` from data in the page.
@@ -44,15 +44,14 @@ _POLICY_NAMES = {
 
 @dataclass(frozen=True)
 class Report:
-    """html: the whole page; figures: what it shows, for `save_png`."""
+    """html: the whole page; figures: those of the page, for `save_png`."""
 
     html: str
     figures: list[Drawn]
 
 
 def make_report(folder: Path) -> Report:
-    """The report of a sweep's folder. Raises DSparkError when it is not one, or holds no cell
-    that counts."""
+    """Build the report of a sweep's folder. Raises DSparkError if it is none, or no cell counts."""
     run = Run.read(folder)
     figures = draw_all(run)
     page = {
@@ -72,13 +71,15 @@ def make_report(folder: Path) -> Report:
 
 
 def save_figures(report: Report, folder: Path) -> list[Path]:
-    """Write all figures of a report as PNG files; returns their paths."""
+    """Write all figures of a report as PNG files; return their paths."""
     return [save_png(drawn, folder) for drawn in report.figures]
 
 
 def page_data(run: Run, model: LoadModel, errors: Sequence[ModelError]) -> dict[str, Any]:
-    """Collect the data of the page's scripts: model, choices, measured points, and model errors by
-    policy and users. An error is the modelled throughput over the measured one, less 1."""
+    """Collect the data of the page's scripts: model, choices, measured points and model errors.
+
+    An error, by policy and users, is the modelled throughput over the measured one, less 1.
+    """
     by_policy: dict[str, dict[int, float]] = {each.policy: {} for each in errors}
     for each in errors:
         by_policy[each.policy][each.users] = each.error
@@ -116,14 +117,14 @@ def page_data(run: Run, model: LoadModel, errors: Sequence[ModelError]) -> dict[
 
 
 def _bounds(interval: Interval | None) -> dict[str, float | None] | None:
-    """low, mid and high of an interval, without its single values."""
+    """Return low, mid and high of an interval, without its single values."""
     if interval is None:
         return None
     return {"low": interval.low, "mid": interval.mid, "high": interval.high}
 
 
 def _interactive(run: Run) -> dict[str, Any]:
-    """The interactive section's data, or the reason why the run has none."""
+    """Return the interactive section's data, or the reason why the run has none."""
     try:
         model = model_of(run)
     except DSparkError as error:

@@ -1,9 +1,9 @@
-"""Speculation under load as a model: what each policy makes of a measured machine and drafter.
+"""Model speculation under load: each policy on a measured machine with a measured drafter.
 
-The page of `dspark report` lets a reader move concurrency, workload and policy. What it shows is
-computed by `page_model.js` from this data: the step times that the run's server measured and the
-acceptance by position that its requests saw. `page_reference.py` computes the same in Python with
-the scheduler's own functions; a test holds the two together.
+The page of `dspark report` lets a reader change concurrency, workload and policy. `page_model.js`
+computes its content from this data: the step times that the run's server measured and the
+acceptance by position of its requests. `page_reference.py` computes the same in Python with the
+scheduler's own functions; a test compares the two.
 
 Requests differ in how well they are drafted for, and so do a request's steps. The model draws both
 from fixed sequences (no random numbers), as logits around each position's mean:
@@ -30,7 +30,7 @@ from sglang_dspark.errors import DSparkError
 from sglang_dspark.schedule.cost_table import CostTable, draft_row, monotone, tokens_curve
 
 Floats = NDArray[np.float64]
-AGES = 8  # steps that a request lives in the model
+AGES = 8  # steps of a request in the model
 POPULATION = 64  # requests that the means are fitted on
 BETWEEN = 0.5  # share of the logits' variance that is between requests
 MIX = "mix"  # the workload of all domains, in the shares of the run
@@ -44,7 +44,7 @@ _LIMIT, _HALVINGS = 16.0, 48  # of the search for mu, in logits
 @dataclass(frozen=True)
 class Workload:
     """share: part of the run's requests; survival: [gamma] share of steps whose first k drafts
-    were accepted, non-increasing; steps: how many steps that was counted on."""
+    were accepted, non-increasing; steps: number of steps counted."""
 
     share: float
     survival: tuple[float, ...]
@@ -53,13 +53,13 @@ class Workload:
 
 @dataclass(frozen=True)
 class LoadModel:
-    """All that the page computes with. Seconds.
+    """Input of the page's model. Times in seconds.
 
-    tokens: [> most (1 + gamma)] of a pass over B tokens at the mean context; per_request: what
-    a request adds; draft[R - 1][d]: of drafting d positions for R requests, d = 0: skipping.
-    scale: throughput that plain decoding had over what its passes alone would give (prefill, waits
-    and the client take the rest); speed_scale: the same of its speed per user.
-    acceptance_from, spread_from: where they come from, in words.
+    tokens: [> most (1 + gamma)] of a pass over B tokens at the mean context; per_request: added by
+    a request; draft[R - 1][d]: of drafting d positions for R requests, d = 0: skipping.
+    scale: measured throughput of plain decoding over that of its passes alone (prefill, waits and
+    the client use the rest); speed_scale: the same of its speed per user.
+    acceptance_from, spread_from: sources, in words.
     """
 
     gamma: int
@@ -99,7 +99,7 @@ class LoadModel:
 
 @dataclass(frozen=True)
 class Curve:
-    """The measured machine as the model takes it; fields as in `LoadModel`."""
+    """The measured machine in the model's form; fields as in `LoadModel`."""
 
     tokens: tuple[float, ...]
     per_request: float
@@ -107,7 +107,7 @@ class Curve:
 
     @classmethod
     def of(cls, table: CostTable, most: int, context: float) -> Curve:
-        """From a server's step times. context: mean tokens that a request holds."""
+        """Build the curve from a server's step times. context: mean tokens that a request holds."""
         reach = most * (1 + table.gamma)
         seconds = np.asarray(table.seconds)
         # As the scheduler reads it (schedule/cost_model.py): between tiers a drop is noise.
@@ -122,13 +122,13 @@ class Curve:
         )
 
     def plain_rate(self, requests: int) -> float:
-        """Tokens/s of plain decoding, nothing but its passes counted."""
+        """Return tokens/s of plain decoding, with its passes alone counted."""
         seconds = self.tokens[requests] + requests * self.per_request + self.draft[requests - 1][0]
         return requests / seconds
 
 
 def levels(most: int) -> list[int]:
-    """Concurrencies that curves are drawn at: dense below 8, then by about a quarter."""
+    """List the concurrencies that curves are drawn at: all to 8, then by about a quarter."""
     found = [*range(1, min(8, most) + 1)]
     while found[-1] < most:
         found.append(min(most, max(found[-1] + 1, round(found[-1] * 1.25))))
@@ -136,12 +136,12 @@ def levels(most: int) -> list[int]:
 
 
 def standard(u: Floats) -> Floats:
-    """Logistic variable of mean 0 and variance 1 at probability u in (0, 1)."""
+    """Return the logistic variable of mean 0 and variance 1 at probability u in (0, 1)."""
     return math.sqrt(3) / math.pi * np.log(u / (1 - u))
 
 
 def domain_of(requests: NDArray[np.int64], shares: Sequence[float]) -> NDArray[np.int64]:
-    """Index of each request's domain. shares: of all domains, summing to 1."""
+    """Return the index of each request's domain. shares: of all domains, summing to 1."""
     edges = np.cumsum(shares[:-1])
     return np.searchsorted(edges, (requests + 0.5) * _DOMAIN % 1, side="right")
 
@@ -155,7 +155,7 @@ def deviation(requests: NDArray[np.int64], ages: NDArray[np.int64], spread: floa
 
 
 def mean_logits(survival: Sequence[float], spread: float) -> Floats:
-    """mu_k: [gamma], such that the population's mean survivals are `survival`."""
+    """Solve for mu_k: [gamma], such that the population's mean survivals are `survival`."""
     around = deviation(np.arange(POPULATION), np.arange(AGES), spread).ravel()
     running = np.ones_like(around)
     found = np.zeros(len(survival))
@@ -171,12 +171,12 @@ def mean_logits(survival: Sequence[float], spread: float) -> Floats:
 
 
 def sigmoid(x: Floats) -> Floats:
-    """1 / (1 + exp(-x))."""
+    """Return 1 / (1 + exp(-x))."""
     return 1 / (1 + np.exp(-x))
 
 
 def normalised(workloads: Mapping[str, Workload]) -> dict[str, Workload]:
-    """Shares that sum to 1. Raises DSparkError when there is no step to count on."""
+    """Normalise shares to sum to 1. Raises DSparkError if no request was drafted for."""
     total = sum(each.share for each in workloads.values())
     if total <= 0:
         raise DSparkError("no request of the run was drafted for: there is no acceptance to model")

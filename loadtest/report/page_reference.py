@@ -1,15 +1,15 @@
 """The page's model of speculation under load, computed with the scheduler's own functions.
 
-Requests live `AGES` steps, all of a batch alike. A step is scored by its expected tokens, given the
-confidences, over its modelled seconds (as in `schedule/simulation/simulate.py`); a policy by the
-total of one over the total of the other.
+Requests run `AGES` steps, those of a batch together. A step is scored by its expected tokens, given
+the confidences, over its modelled seconds (as in `schedule/simulation/simulate.py`); a policy by
+the total of one over the total of the other.
 
-plain       drafts nothing.
+plain       does not draft.
 fixed       drafts and verifies `length` positions of every request.
 static      drafts gamma, verifies a request's drafts while their confidence is above `threshold`.
 algorithm1  the paper's early stop over the present step, true costs, gamma always drafted.
-dspark      K and depth by the best Theta over the confidences of two steps ago (where a request is
-            younger, its mean acceptance); then the K best of the present step.
+dspark      K and depth by the best Theta over the confidences of two steps ago (of a younger
+            request, its mean acceptance); then the K best of the present step.
 
 The scheduler's guard, its corrections of step times and its own time are not modelled.
 """
@@ -120,7 +120,7 @@ def _means(survival: tuple[float, ...], spread: float) -> NDArray[np.float64]:
 
 @dataclass(frozen=True)
 class Selection:
-    """The served scheduler's choice with so many users: drafts verified, and accepted of them."""
+    """The served scheduler's choice at `requests` users: drafts verified, and accepted of them."""
 
     requests: int
     verified: float
@@ -128,11 +128,10 @@ class Selection:
 
 
 def fitted_spread(model: LoadModel, seen: Sequence[Selection]) -> float | None:
-    """Spread at which the model's scheduler gets as large a share of its drafts accepted as the
-    served one did, on average over its drafts.
+    """Fit the spread at which the model's scheduler has the served one's acceptance rate.
 
-    0 where the served one chose no better than the positions alone make it; None where it chose
-    better than any spread explains, or there is nothing to compare.
+    The rate is averaged over the served drafts. 0 if the served scheduler chose no better than by
+    position alone; None if it chose better than any spread explains, or `seen` is empty.
     """
     low, high = 0.0, WIDEST
     if not seen or _excess(model, seen, high) < 0:
@@ -146,11 +145,11 @@ def fitted_spread(model: LoadModel, seen: Sequence[Selection]) -> float | None:
 
 
 def _excess(model: LoadModel, seen: Sequence[Selection], spread: float) -> float:
-    """Accepted drafts that the model's shares would give beyond those that were."""
+    """Return the accepted drafts that the model's shares predict beyond the measured ones."""
     total = 0.0
     for each in seen:
         found = outcome(model, Choice(MIX, "dspark", each.requests, model.gamma, 0.0, spread))
-        if found.drafts > 0:  # where the model drafts nothing it has no share to compare
+        if found.drafts > 0:  # without drafts the model has no share to compare
             total += each.verified * sum(found.accepted) / sum(found.admitted) - each.accepted
     return total
 
@@ -158,7 +157,7 @@ def _excess(model: LoadModel, seen: Sequence[Selection], spread: float) -> float
 def _batches(
     workloads: Mapping[str, Workload], workload: str, requests: int, spread: float
 ) -> list[tuple[Gains, Gains]]:
-    """Generations of requests: (confidence [R, AGES, gamma], expected [R, gamma]), float32."""
+    """Build request generations: (confidence [R, AGES, gamma], expected [R, gamma]), float32."""
     names = list(workloads) if workload == MIX else [workload]
     if any(name not in workloads for name in names):
         known = ", ".join([MIX, *workloads])
@@ -183,7 +182,7 @@ def _batches(
 def _decide(
     choice: Choice, present: Gains, lagged: Gains, costs: Costs, workspace: Workspace
 ) -> tuple[Counts, int]:
-    """Verify lengths [R] and the depth drafted."""
+    """Return the verify lengths [R] and the depth drafted."""
     rows, gamma = present.shape
     if choice.policy == "plain":
         return np.zeros(rows, np.int64), 0

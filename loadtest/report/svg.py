@@ -1,6 +1,6 @@
-"""A figure of a sweep's report as part of the page, and what a figure can say where one points.
+"""Embed figures in the page of a sweep's report, with tooltips at points and labels.
 
-The SVG takes its ink, grid and background from the page, so one drawing serves light and dark.
+The SVG has the ink, grid and background of the page, so one drawing serves light and dark.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ _REACH = 4.0  # points around a marker that no label may cover
 
 
 def tip(axes: Axes, x: float, y: float, text: str) -> None:
-    """Let the page say `text` where one points at (x, y); nothing is to be seen."""
+    """Add a tooltip with `text` at (x, y), on an invisible marker."""
     axes.plot([x], [y], "o", ms=12, mew=0, alpha=0, gid=_TIP + text)
 
 
 def inline(figure: Figure, stem: str) -> str:
-    """The figure as an element of the page: its colours are the page's, its ids begin with `stem`.
+    """Return the figure as an SVG element, with the page's colours and ids that begin with `stem`.
 
     Call within the figures' style. The page must hold elements `stem`-title and `stem`-caption.
     """
@@ -55,10 +55,10 @@ def inline(figure: Figure, stem: str) -> str:
 def label_points(
     figure: Figure, axes: Axes, points: Sequence[tuple[float, float, str, str]]
 ) -> None:
-    """Write a small label beside each point (x, y, text, colour), where no other text or point is.
+    """Write a small label next to each point (x, y, text, colour), clear of other text and points.
 
-    All else of the figure must be drawn, as it is laid out here for good. Where everything near is
-    taken the label goes to the place that covers least.
+    All else of the figure must be drawn before, as its layout is fixed here. If no place nearby is
+    free, the label is put where it covers least.
     """
     figure.draw_without_rendering()
     figure.set_layout_engine("none")
@@ -74,7 +74,7 @@ def label_points(
         best: tuple[float, tuple[int, int]] | None = None
         for nudge in _NUDGES:
             _nudge(label, nudge)
-            here = label.get_window_extent()  # of all that is here the slow part
+            here = label.get_window_extent()  # the slow part of this function
             covered = sum(_area(here, other) for other in taken)
             if best is None or covered < best[0]:
                 best = covered, nudge
@@ -84,13 +84,13 @@ def label_points(
 
 
 def _nudge(label: Any, nudge: tuple[int, int]) -> None:
-    """Put a label so many points right of and above its point, on that side of it."""
+    """Move a label by `nudge` points right of and above its point, aligned to that side."""
     label.set_position(nudge)
     label.set_horizontalalignment("left" if nudge[0] > 0 else "right")
     label.set_verticalalignment("bottom" if nudge[1] > 0 else "top")
 
 
 def _area(one: Bbox, other: Bbox) -> float:
-    """Pixels that both cover."""
+    """Return the area in pixels that both cover."""
     both = Bbox.intersection(one, other)
     return 0.0 if both is None else float(both.width * both.height)

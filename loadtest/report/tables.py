@@ -1,4 +1,4 @@
-"""Tables of a sweep's report, as texts: comparisons, latencies, failures, how it was measured."""
+"""Tables of a sweep's report, as texts: comparisons, latencies, failures, provenance."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sglang_dspark.loadtest.sweep.run_dir import Cell, Interval, Percentiles
 
 @dataclass(frozen=True)
 class Table:
-    """A table of texts. numeric: columns after the first are figures, set to the right."""
+    """A table of texts. numeric: columns after the first are figures, right-aligned."""
 
     title: str
     head: Sequence[str]
@@ -24,7 +24,7 @@ class Table:
 
 
 def speeds(run: Run) -> list[Table]:
-    """Throughput and speed per user by arm and load, closed loop and open."""
+    """Tabulate throughput and speed per user by arm and load, closed loop and open."""
     found = []
     for loop, title in (("closed", "Closed loop"), ("open", "Open loop")):
         unit = "users" if loop == "closed" else "requests/s"
@@ -49,7 +49,7 @@ def speeds(run: Run) -> list[Table]:
 
 
 def ratios(run: Run) -> Table | None:
-    """Paired ratios at each load, throughput and speed per user side by side."""
+    """Tabulate paired ratios at each load, throughput and speed per user side by side."""
     by_place: dict[tuple[str, str, str], dict[str, str]] = {}
     for each in run.summary.ratios:
         unit = "requests/s" if each.loop == "open" else "user" if each.level == 1 else "users"
@@ -69,7 +69,7 @@ def ratios(run: Run) -> Table | None:
 
 
 def matched(run: Run) -> Table | None:
-    """Speed per user at matched throughput."""
+    """Tabulate speed per user at matched throughput."""
     rows = []
     for each in run.summary.matched:
         pair = f"{each.over} / {each.under}"
@@ -86,7 +86,7 @@ def matched(run: Run) -> Table | None:
 
 
 def capacities(run: Run) -> list[Table]:
-    """Goodput: what each arm delivers under each service level (`sla.capacity`)."""
+    """Tabulate the goodput of each arm under each service level (`sla.capacity`)."""
     found = []
     for sla in run.summary.slas:
         limits = (
@@ -111,7 +111,7 @@ def capacities(run: Run) -> list[Table]:
 
 
 def hold(run: Run) -> Table | None:
-    """The highest arrival rate of each arm within the limits of latency, and its goodput."""
+    """Tabulate each arm's highest arrival rate within the limits of latency, and its goodput."""
     found = run.summary.hold
     if found is None:
         return None
@@ -133,7 +133,7 @@ def hold(run: Run) -> Table | None:
 
 
 def bursts(run: Run) -> list[Table]:
-    """Latencies at p99 before, in and after each burst, medians over the trials."""
+    """Tabulate latencies before, in and after each burst, medians over the trials, ms."""
     found = []
     for burst in run.summary.bursts:
         rows = [
@@ -156,7 +156,7 @@ def bursts(run: Run) -> list[Table]:
 
 
 def latencies(run: Run) -> list[Table]:
-    """TTFT, TPOT, ITL and end-to-end by arm and load, medians of the trials' percentiles, ms."""
+    """Tabulate TTFT, TPOT, ITL, end-to-end by arm and load, ms, medians over the trials."""
     columns: tuple[tuple[str, Callable[[Cell], Percentiles], str], ...] = (
         ("TTFT p50", lambda c: c.ttft, "p50"),
         ("p95", lambda c: c.ttft, "p95"),
@@ -184,7 +184,7 @@ def latencies(run: Run) -> list[Table]:
 
 
 def acceptance(run: Run) -> Table | None:
-    """tau by domain and arm: accepted tokens a verify step, bonus included."""
+    """Tabulate tau by domain and arm: accepted tokens a verify step, bonus included."""
     domains = sorted({name for cell in run.good() for name in cell.domains})
     rows = []
     for name in run.arms:
@@ -204,7 +204,7 @@ def acceptance(run: Run) -> Table | None:
 
 
 def accepted_positions(run: Run) -> Table | None:
-    """Acceptance by kind of prompt and position, under AIPerf's names.
+    """Tabulate acceptance by kind of prompt and position, under AIPerf's names.
 
     Token-weighted acceptance length is tau; a position's share is of all steps, and counts those
     whose drafts up to it were all accepted.
@@ -228,7 +228,7 @@ def accepted_positions(run: Run) -> Table | None:
 
 
 def verified(run: Run) -> Table | None:
-    """Of the drafts that the target verified, the share accepted, by arm."""
+    """Tabulate, by arm, the share accepted of the drafts that the target verified."""
     rows = []
     for name in run.arms:
         found = verified_drafts(run, name)
@@ -241,13 +241,13 @@ def verified(run: Run) -> Table | None:
 
 
 def troubles(run: Run) -> Table | None:
-    """Void cells, failed requests, disagreements with the server's counters."""
+    """Tabulate void cells, failed requests, disagreements with the server's counters."""
     rows = [[note] for note in run.summary.notes]
     return Table("What went wrong", ["note"], rows, numeric=False) if rows else None
 
 
 def model_check(errors: Sequence[ModelError]) -> Table | None:
-    """The interactive page's model against what was measured, arm by arm."""
+    """Tabulate the interactive page's model against the measurements, arm by arm."""
     rows = [
         [
             each.arm,
@@ -267,7 +267,7 @@ def model_check(errors: Sequence[ModelError]) -> Table | None:
 
 
 def tables_used(run: Run) -> Table:
-    """Arms with the hashes of everything that decided for them."""
+    """Tabulate the arms with their drafters and tables, and the hashes of those."""
     rows = []
     for arm in run.info.arms:
         rows.append([arm.name, "about", arm.about])

@@ -1,8 +1,8 @@
-"""The tiles at the head of a sweep's report: the few results that a reader takes away.
+"""Build the tiles at the top of a sweep's report: its main results.
 
-First what each arm holds, where limits were looked for. The others are about the arm that the sweep
-compares, against its rival at matched throughput (paper, Figure 7), against the baseline with the
-fewest and the most users, under the first service level, and about its drafts.
+First the load that each arm holds, if the sweep has limits. The others are about the arm that the
+sweep compares, against its rival at matched throughput (paper, Figure 7), against the baseline with
+the fewest and the most users, under the first service level, and about its drafts.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Tile:
 
 
 def tiles(run: Run) -> list[Tile]:
-    """Those that the run has figures for; what is held comes first, of every arm."""
+    """Build the tiles that the run has figures for, first the load that each arm holds."""
     holding = [] if run.summary.hold is None else _holding(run.summary.hold)
     if not run.summary.matched:
         return holding
@@ -57,7 +57,7 @@ def _matched(run: Run) -> Tile | None:
 
 
 def _loads(run: Run, over: str, baseline: str) -> list[Tile]:
-    """Throughput with the fewest and the most users."""
+    """Build the tiles of throughput with the fewest and the most users."""
     rows = [
         each
         for each in run.summary.ratios

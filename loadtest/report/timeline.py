@@ -1,7 +1,7 @@
 """The timeline of a cell: budget, skipped drafts and queue, from counters read while it ran.
 
-Counters only grow; between two readings their growth is what happened in that time. The scheduler
-hands its counts over about once a second, so single points are rough; read the trend instead.
+Counters only grow; their growth between two readings gives the events in that time. The scheduler
+exports its counts about once a second, so single points are rough; read the trend instead.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from sglang_dspark.loadtest.sweep.run_dir import Cell, Counters
 
 @dataclass(frozen=True)
 class Moment:
-    """Between two readings; at: their middle, s. None where no step was counted."""
+    """Rates between two readings; at: their middle, s. None if no step was counted."""
 
     at: float
     budget: float | None
@@ -30,7 +30,7 @@ class Moment:
 
 
 def moments(readings: Sequence[Counters]) -> list[Moment]:
-    """Growth between neighbours of a timeline."""
+    """Compute the growth between neighbouring readings of a timeline."""
     found = []
     for before, after in pairwise(readings):
         seconds = after.at - before.at
@@ -51,7 +51,7 @@ def moments(readings: Sequence[Counters]) -> list[Moment]:
 
 
 def shown_cells(run: Run) -> list[Cell]:
-    """Of the scheduled arm: its lightest and heaviest closed load and its heaviest open one."""
+    """Choose cells of the scheduled arm: lightest and heaviest closed load, heaviest open one."""
     arms = [arm.name for arm in run.info.arms if policy_of(arm) == "dspark"]
     found: list[Cell] = []
     for loop, places in (("closed", (0, -1)), ("open", (-1,))):
@@ -64,7 +64,7 @@ def shown_cells(run: Run) -> list[Cell]:
 
 
 def draw_timeline(run: Run) -> tuple[Figure, str] | None:
-    """The figure and its caption; None where no scheduled arm kept readings."""
+    """Draw the figure, return it with its caption; None if no scheduled arm has readings."""
     cells = shown_cells(run)
     if not cells:
         return None

@@ -1,8 +1,8 @@
 """The arms of a comparison: one YAML file per server, all else equal.
 
-An arm says what sets its server apart (`configs/serve/*.yaml`): drafter, flags, our configuration,
-environment. Target, device, port and memory come from the sweep and are the same for all, so that
-two arms can differ in nothing that their files do not show.
+An arm's file (`configs/serve/*.yaml`) holds the settings of its server alone: drafter, flags, this
+package's configuration, environment. The sweep sets target, device, port and memory, the same for
+all arms, so that two arms differ only by what their files show.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _KEYS = ("--api-key", "--admin-api-key")
 
 def _without_keys(flags: list[str]) -> list[str]:
     for flag in (each.partition("=")[0] for each in flags):
-        # argparse takes a shortened flag too
+        # argparse accepts a shortened flag too
         if len(flag) > 2 and any(key.startswith(flag) for key in _KEYS):
             raise ValueError(
                 f"leave {flag} out: load is sent without a key, and a run's folder keeps flags"
@@ -86,8 +86,8 @@ class Arm(BaseModel):
     ) -> ServerSpec:
         """Build the server's launch. drafters: directories by kind; shared: flags of every arm.
 
-        Our configuration is written to `run_dir`. Raises DSparkError when the device or the
-        drafter is not there.
+        The package's configuration is written to `run_dir`. Raises DSparkError if the device or
+        the drafter is missing.
         """
         if self.device == "cuda" and device == "cpu":
             raise DSparkError(f"arm {self.name} needs a GPU; leave it out of a sweep on the CPU")
@@ -120,9 +120,9 @@ def load_arm(path: Path) -> Arm:
 
 
 def find_arms(names: Sequence[str], folder: Path) -> list[Arm]:
-    """Arms by name from a folder of files, or by path where the name ends in .yaml.
+    """Load arms by name from a folder of files, or by path if the name ends in .yaml.
 
-    Raises DSparkError for an unknown or repeated name, listing what there is.
+    Raises DSparkError for an unknown or repeated name, listing the known ones.
     """
     if len(set(names)) < len(names):
         raise DSparkError(f"an arm is named twice in {', '.join(names)}")

@@ -1,8 +1,8 @@
 """Query a running server: model, tokenizer, drafting, device.
 
-Fields as of SGLang 0.5.23's `/server_info`, its arguments as they were resolved; older servers
-answer the same under `/get_server_info`. Of another vendor's server, `/v1/models` has the
-name of its model; whether it drafts is unknown.
+Fields as of SGLang 0.5.23's `/server_info`, its resolved arguments; older servers answer the same
+under `/get_server_info`. Another vendor's server names its model under `/v1/models`; whether it
+drafts is unknown.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ class Served:
 
 
 def ask_server(url: str) -> Served:
-    """Facts of the server at `url`.
+    """Read the properties of the server at `url`.
 
-    Raises DSparkError when nothing answers there, what answers is neither an SGLang server nor one
-    with `/v1/models`, or it generates no text.
+    Raises DSparkError if no server answers, if it is neither an SGLang server nor one with
+    `/v1/models`, or if it generates no text.
     """
     info = _info(url)
     if info is None:
@@ -93,7 +93,7 @@ def _other(url: str) -> Served:
 
 
 def _info(url: str) -> Mapping[str, Any] | None:
-    """Return what an SGLang server says of itself, None of another server."""
+    """Return the `/server_info` of an SGLang server; None for another server."""
     with httpx.Client(trust_env=False, timeout=_WAIT_S, follow_redirects=True) as http:
         for path in _PATHS:
             response = _get(http, url, path)

@@ -1,10 +1,10 @@
 """Assign cores so that the load generator keeps time and every arm has the same ones.
 
 Four cores or more: the generator has the last one for itself and the servers have the others.
-Fewer: a core of its own would take half of a small machine from the server, so all are shared and
-the generator, which needs a few percent of one, goes before the servers: by real-time priority
-where the system permits it, else by a negative nice value (which leaves it late by up to a slice of
-the scheduler). Whether it kept time is measured in every cell either way.
+Fewer: a separate core would cost the server half of a small machine, so all are shared. The
+generator needs a few percent of one and has priority over the servers: real-time priority if the
+system permits it, else a negative nice value (late by up to a slice of the OS scheduler). Its lag
+is measured in every cell either way.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ _SHARED = "too few cores to give one away: shared, the load generator before the
 
 
 def assign_cores(policy: Literal["auto", "shared", "split"]) -> Cores:
-    """Cores of this machine for servers and generator.
+    """Assign this machine's cores to servers and generator.
 
-    Raises DSparkError when a split is asked for and there is only one core, or no affinity.
+    Raises DSparkError if `policy` is `split` and there is only one core, or no affinity.
     """
     usable = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
     if policy == "split" and len(usable) < 2:
@@ -52,7 +52,7 @@ def assign_cores(policy: Literal["auto", "shared", "split"]) -> Cores:
 
 
 def _permitted(cores: Cores) -> bool:
-    """Return whether a child may be pinned there; tried on an idle child."""
+    """Return whether the system permits these cores and priorities, tried on an idle child."""
     child = subprocess.Popen(
         [sys.executable, "-S", "-c", "input()"], stdin=subprocess.PIPE, start_new_session=True
     )

@@ -1,7 +1,7 @@
-"""The servers of a sweep: started as they are needed, frozen while another one is measured, ended.
+"""The servers of a sweep: started on demand, frozen while another one is measured, stopped.
 
-An idle SGLang scheduler still polls, and on a small machine that costs the arm that is measured; a
-frozen one (SIGSTOP) takes nothing and keeps its memory. Arms given by URL are used as they are.
+An idle SGLang scheduler still polls, which slows the measured arm on a small machine. A frozen one
+(SIGSTOP) uses no CPU time and keeps its memory. Servers given by URL are never started or frozen.
 """
 
 from __future__ import annotations
@@ -35,13 +35,16 @@ class Place:
 
 
 class Fleet:
-    """All servers of a sweep. A context manager: nothing runs after it."""
+    """All servers of a sweep. A context manager: it stops every server that it started."""
 
     def __init__(
         self, places: Sequence[Place], run: Path, ready_s: float, cores: Sequence[int] = ()
     ):
-        """run: the sweep's folder, for the logs; ready_s: longest wait for a server's health;
-        cores: the only ones that servers may use, empty for all."""
+        """Prepare the servers of `places`, none of them started.
+
+        run: the sweep's folder, for the logs; ready_s: longest wait for a server's health;
+        cores: those that servers may use, empty for all.
+        """
         self.places = {place.arm.name: place for place in places}
         self._logs, self._ready_s, self._cores = run / LOGS, ready_s, cores
         self._running: dict[str, ServerProcess] = {}
@@ -57,10 +60,10 @@ class Fleet:
             list(pool.map(self.stop, list(self._running)))
 
     def ensure(self, names: Sequence[str], tick: Tick) -> None:
-        """Have these arms' servers up, each frozen; those that are not are started side by side.
+        """Start those of these arms' servers that do not run, in parallel, and freeze them.
 
-        tick: called with an arm's name and the seconds waited. Raises DSparkError when one does not
-        come up, naming its log, or when no server answers at an arm's URL.
+        tick: called with an arm's name and the seconds waited. Raises DSparkError if one does not
+        start, naming its log, or if no server answers at an arm's URL.
         """
         for name in names:
             if not self.alive(name):
@@ -78,15 +81,14 @@ class Fleet:
         place = self.places[name]
         if place.spec is None:
             raise DSparkError(f"arm {name}: no healthy server answers at {place.url}/health")
-        self.stop(name)  # what is left of one that died
+        self.stop(name)  # the remains of one that died
         end_writers(self.log_path(name))
         self._keep_log(name)
         self._running[name] = ServerProcess(place.spec, self._logs, self._cores)
         self._running[name].start()
 
     def adopt(self, name: str, server: ServerProcess) -> None:
-        """Take over an arm's server that was started elsewhere and is ready: freeze it now, stop
-        it in the end."""
+        """Adopt an arm's ready server that was started elsewhere: freeze it, stop it at the end."""
         self._running[name] = server
         self._ready.add(name)
         self.starts[name] = self.starts.get(name, 0) + 1
@@ -95,14 +97,14 @@ class Fleet:
         server.pause()
 
     def alive(self, name: str) -> bool:
-        """Return whether its first process runs, or for an arm by URL, whether it answers."""
+        """Return whether the server's first process runs; of an arm by URL, whether it answers."""
         if name in self._running:
             return self._running[name].alive()
         return self.places[name].spec is None and _answers(self.places[name].url)
 
     @contextmanager
     def awake(self, name: str) -> Iterator[str]:
-        """Let the arm's server run within; its address."""
+        """Run the arm's server within the block, and yield its address."""
         server = self._running.get(name)
         if server is not None:
             server.resume()
@@ -113,19 +115,19 @@ class Fleet:
                 server.pause()
 
     def stop(self, name: str) -> None:
-        """End the arm's server, if we run one."""
+        """Stop the arm's server, if this fleet runs it."""
         server = self._running.pop(name, None)
         self._ready.discard(name)
         if server is not None:
             server.stop()
 
     def stop_others(self, name: str) -> None:
-        """End every server of ours but this arm's."""
+        """Stop every server of this fleet but this arm's."""
         for other in [each for each in self._running if each != name]:
             self.stop(other)
 
     def log_tail(self, name: str) -> str:
-        """Last lines of its log, "" for an arm by URL."""
+        """Return the last lines of an arm's log, "" for an arm by URL."""
         server = self._running.get(name)
         return "" if server is None else server.log_tail()
 
@@ -134,14 +136,14 @@ class Fleet:
         return self._logs / f"{name}.log"
 
     def log_hint(self, name: str) -> str:
-        """Return the end of a message: the log where the arm's server says more."""
+        """Return the end of an error message, which names the log of the arm's server."""
         place = self.places[name]
         if place.spec is None:
             return f"see the log of the server at {place.url}"
         return f"see {self.log_path(name)}"
 
     def _keep_log(self, name: str) -> None:
-        """Keep the old log of a restarted server, which shows why the server died."""
+        """Rename the old log of a restarted server, which shows why the server died."""
         log = self.log_path(name)
         if log.exists():
             number = len(list(self._logs.glob(f"{name}.log.*"))) + 1
@@ -151,8 +153,8 @@ class Fleet:
 def end_writers(log: Path) -> None:
     """Kill the processes whose output goes to this log.
 
-    When a sweep is killed while a server starts, SGLang's own processes are not tied to theirs yet
-    and stay; the sweep that goes on in the same folder ends them. Nothing where there is no /proc.
+    If a sweep is killed while a server starts, SGLang's own processes are not yet tied to their
+    parent and survive; the resumed sweep in the same folder kills them. Without /proc, no effect.
     """
     wanted = str(log.absolute())
     for output in Path("/proc").glob("[0-9]*/fd/1"):

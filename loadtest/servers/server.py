@@ -1,10 +1,10 @@
-"""One SGLang server as a child process: port check, health wait, log file, and a sure end.
+"""Run one SGLang server as a child process: port check, health wait, log file, certain end.
 
-The server gets a session and process group of its own, so that its scheduler and detokenizer
-processes end with it, and so that Ctrl-C reaches only us: we then stop the group in order. What is
-still alive when the interpreter exits is killed (`atexit`); SIGTERM and SIGHUP are turned into a
-normal exit by `stop_on_signals`; and on Linux the kernel kills the server, and SGLang then its own
-processes, when we are killed ourselves.
+The server gets its own session and process group, so that its scheduler and detokenizer processes
+end with it, and so that Ctrl-C signals only this process, which then stops the group in order.
+Servers still alive when the interpreter exits are stopped (`atexit`); `stop_on_signals` turns
+SIGTERM and SIGHUP into a normal exit. If this process is killed, on Linux the kernel kills the
+server, and SGLang then its own processes.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from sglang_dspark.extras import require_sglang
 from sglang_dspark.ports import require_free_port
 
 _POLL_S = 0.25
-_TERM_GRACE_S = 2.0  # SGLang looks for SIGTERM every 5 s; nothing here is worth that wait
+_TERM_GRACE_S = 2.0  # SGLang polls for SIGTERM every 5 s, too long to wait
 _KILL_GRACE_S = 3.0
 # 1: PR_SET_PDEATHSIG, which an exec keeps
 _TIE = (
@@ -58,20 +58,20 @@ class ServerSpec:
 
     @property
     def url(self) -> str:
-        """Base address, without a slash at the end."""
+        """Return the base address, without a slash at the end."""
         return f"http://{self.host}:{self.port}"
 
     def launched_by(self, module: str) -> ServerSpec:
-        """The same server, started by another module."""
+        """Return the same server, started by another module."""
         return replace(self, module=module)
 
     def command(self) -> list[str]:
-        """The argument vector, with this interpreter."""
+        """Return the argument vector, with this interpreter."""
         head = [sys.executable, "-m", self.module, "--model-path", str(self.model)]
         return [*head, "--host", self.host, "--port", str(self.port), *self.arguments]
 
     def shell_line(self) -> str:
-        """The same as a line to copy into a shell."""
+        """Return the command with its variables, as a line to copy into a shell."""
         variables = [f"{k}={shlex.quote(v)}" for k, v in self.environment.items()]
         return " ".join([*variables, shlex.join(["python", *self.command()[1:]])])
 
@@ -80,8 +80,11 @@ class ServerProcess:
     """A running server; use it as a context manager, or call `stop`."""
 
     def __init__(self, spec: ServerSpec, run_dir: Path, cores: Collection[int] = ()):
-        """run_dir: where `<name>.log` is written (created when missing). cores: the only ones that
-        it may use; empty: all of ours."""
+        """Prepare a server, not yet started.
+
+        run_dir: directory of `<name>.log` (created if missing). cores: those that the server may
+        use; empty: all of this process.
+        """
         self.spec = spec
         self._cores = cores
         self.log_path = run_dir / f"{spec.name}.log"
@@ -89,14 +92,14 @@ class ServerProcess:
         self.ready_after: float | None = None  # seconds that `wait_ready` took
 
     def start(self) -> ServerProcess:
-        """Launch without waiting. Raises DSparkError without SGLang, or when the port is taken."""
+        """Launch without waiting. Raises DSparkError without SGLang, or if the port is used."""
         require_sglang()
         require_free_port(self.spec.host, self.spec.port)
         self.log_path.parent.mkdir(parents=True, exist_ok=True)
         _live.add(self)  # first, so that a signal from here on finds it
         with self.log_path.open("wb") as log:
             self._process = self._launch(log)
-        if self._cores:  # before it has started a thread, all of which inherit it
+        if self._cores:  # before it starts threads, which all inherit it
             os.sched_setaffinity(self._process.pid, self._cores)
         return self
 
@@ -111,10 +114,10 @@ class ServerProcess:
         )
 
     def wait_ready(self, timeout_s: float, tick: Callable[[float], None] | None = None) -> float:
-        """Wait until `/health` answers 200; seconds it took.
+        """Wait until `/health` answers 200; return the seconds waited.
 
         tick: called several times a second with the seconds waited so far.
-        Raises DSparkError when the server ends first or is not ready in time; it is then stopped,
+        Raises DSparkError if the server ends first or is not ready in time; it is then stopped,
         and the log's last lines are in `log_tail()`.
         """
         began = time.monotonic()
@@ -144,7 +147,7 @@ class ServerProcess:
 
     @property
     def pid(self) -> int:
-        """Process id of the server's first process, which is also its process group."""
+        """Return the process id of the server's first process, which is also its process group."""
         return self._popen.pid
 
     def alive(self) -> bool:
@@ -152,18 +155,18 @@ class ServerProcess:
         return self._process is not None and self._process.poll() is None
 
     def pause(self) -> None:
-        """Freeze all of the server's processes: it keeps its memory and takes no CPU time."""
+        """Freeze all of the server's processes: it keeps its memory and uses no CPU time."""
         self._signal(signal.SIGSTOP)
 
     def resume(self) -> None:
-        """Let a paused server go on."""
+        """Resume a paused server."""
         self._signal(signal.SIGCONT)
 
     def stop(self) -> None:
         """End the whole process group, by SIGTERM and then SIGKILL; safe to call twice.
 
-        SIGKILL goes to the first process alone at first: SGLang's other processes die with it, and
-        Python's resource tracker then removes the semaphores they leave.
+        SIGKILL is sent to the first process alone at first: SGLang's other processes die with it,
+        and Python's resource tracker then removes their semaphores.
         """
         if self._process is None:
             return
@@ -178,7 +181,7 @@ class ServerProcess:
         _live.discard(self)
 
     def log_tail(self, lines: int = 20) -> str:
-        """The log's last lines."""
+        """Return the log's last lines."""
         if not self.log_path.is_file():
             return ""
         return "\n".join(self.log_path.read_text(errors="replace").splitlines()[-lines:])
@@ -214,16 +217,16 @@ class ServerProcess:
 
 
 def tied(command: Sequence[str]) -> list[str]:
-    """The command, so started that the kernel kills its process when we end, even if killed.
+    """Wrap a command so that the kernel kills its process when this one ends, even if killed.
 
-    A Python of a few milliseconds asks for that and becomes the command: in `Popen(preexec_fn=...)`
-    a Ctrl-C could get lost in the fork. Where the system has no such thing, the command as it is.
+    A Python of a few milliseconds requests that and execs the command: `Popen(preexec_fn=...)`
+    could lose a Ctrl-C in the fork. On other systems than Linux the command is unchanged.
     """
     return [sys.executable, "-S", "-c", _TIE, *command] if sys.platform == "linux" else [*command]
 
 
 def run_directory(root: Path = Path("runs")) -> Path:
-    """A new directory for the logs of one run, named by the time."""
+    """Create a new directory for the logs of one run, named by the time."""
     path = root / time.strftime("%Y%m%d-%H%M%S")
     for suffix in ("", *(f"-{i}" for i in range(2, 100))):
         candidate = path.with_name(path.name + suffix)
@@ -241,7 +244,7 @@ def run_directory(root: Path = Path("runs")) -> Path:
 def stop_on_signals(numbers: Sequence[int] = (signal.SIGTERM, signal.SIGHUP)) -> Iterator[None]:
     """Turn the signals into SystemExit(128 + n), so that `with` blocks and atexit stop servers.
 
-    What is ignored already stays so: nohup ignores SIGHUP so that the work goes on.
+    Signals that are ignored already stay so: nohup ignores SIGHUP so that the work continues.
     """
 
     def leave(number: int, _frame: FrameType | None) -> None:

@@ -21,7 +21,7 @@ _POOLS = ("--max-running-requests", "16", "--max-total-tokens", "32768")
 
 
 def interleave(prompts: Sequence[EvalPrompt]) -> list[EvalPrompt]:
-    """The same prompts with the domains taking turns, so that any prefix is a mix."""
+    """Reorder the prompts with alternating domains, so that any prefix is a mix."""
     queues: dict[str, list[EvalPrompt]] = {}
     for prompt in prompts:
         queues.setdefault(prompt.domain, []).append(prompt)
@@ -30,10 +30,10 @@ def interleave(prompts: Sequence[EvalPrompt]) -> list[EvalPrompt]:
 
 
 def render(target: Path, prompt: EvalPrompt) -> str:
-    """A prompt in the target's own chat template, up to where the answer begins.
+    """Render a prompt in the target's own chat template, up to the start of the answer.
 
     Done here, and not by the server's chat interface, because only SGLang's completions interface
-    streams token ids. Raises DSparkError when the target has no template.
+    streams token ids. Raises DSparkError if the target has no template.
     """
     path = target / "chat_template.jinja"
     if not path.is_file():
@@ -44,14 +44,14 @@ def render(target: Path, prompt: EvalPrompt) -> str:
 
 
 def trace_material(prompts: Sequence[EvalPrompt], tokenizer: Any) -> Material:
-    """The prompts' texts as token ids, of which a trace's prompts are made."""
+    """Tokenize the prompts' texts, from which a trace's prompts are built."""
     texts = ["\n\n".join((*prompt.turns, "")) for prompt in prompts]
     pieces = tokenizer(texts, add_special_tokens=False)["input_ids"]
     return Material(tuple(tuple(piece) for piece in pieces if piece))
 
 
 def require_room(target: Path, recorded: RecordedLoad) -> None:
-    """Raise DSparkError when a recorded request is longer than the target's context, naming it."""
+    """Raise DSparkError if a recorded request is longer than the target's context, naming it."""
     with reading(target / "config.json", "model's configuration", "name another target"):
         raw = load_json(target / "config.json", finite=False)
         most = (raw.get("text_config") or raw).get("max_position_embeddings")
@@ -67,12 +67,12 @@ def require_room(target: Path, recorded: RecordedLoad) -> None:
 
 
 def plain_server(target: Path, port: int, device: str) -> ServerSpec:
-    """The target without speculation. device: `cpu`, or `cuda` for SGLang's own choice of types."""
+    """Define the plain server. device: `cpu`, or `cuda` for SGLang's own choice of types."""
     return ServerSpec("plain", target, port, (*device_flags(device), *_POOLS))
 
 
 def dspark_server(target: Path, drafter: Path, port: int, device: str) -> ServerSpec:
-    """The target with DSPARK; the flags are the plain server's and the drafter's."""
+    """Define the DSPARK server; its flags are the plain server's and the drafter's."""
     speculation = ("--speculative-algorithm", "DSPARK")
     draft = ("--speculative-draft-model-path", str(drafter))
     arguments = (*device_flags(device), *speculation, *draft, *_POOLS)
@@ -80,7 +80,7 @@ def dspark_server(target: Path, drafter: Path, port: int, device: str) -> Server
 
 
 def drafter_gamma(drafter: Path) -> int:
-    """Drafts a step that DSPARK makes with a drafter directory, unless told otherwise."""
+    """Read a drafter directory's gamma, the drafts a step that DSPARK makes by default."""
     path = drafter / "config.json"
     with reading(path, "DSpark drafter's config", "name another drafter"):
         raw = load_json(path, finite=False)
@@ -90,6 +90,6 @@ def drafter_gamma(drafter: Path) -> int:
 
 
 def device_flags(device: str) -> tuple[str, ...]:
-    """The server's flags for a device: `cpu`, or `cuda` for SGLang's own choice of types."""
+    """Return the server's flags for a device: `cpu`, or `cuda` for SGLang's own choice of types."""
     # float32 on CPUs: bfloat16 is several times slower where the instruction set has no dot product
     return ("--device", "cpu", "--dtype", "float32") if device == "cpu" else ("--device", device)

@@ -1,1 +1,1 @@
-"""A sweep: its configuration, plan and cells, its folder, and what they say together."""
+"""Sweeps: configuration, plan, cells, run folder and summary."""

@@ -1,6 +1,6 @@
-"""Warn about answers that make a cell's figures say less than they seem to.
+"""Warn about answers that limit what a cell's figures mean.
 
-A cell with warnings counts: its figures are right. They are of another load than was meant.
+A cell with warnings counts: its figures are right, but of another load than was intended.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from sglang_dspark.loadtest.client.records import Record
 
 ONE_CHUNK, SHORT, LOOPS = "one chunk", "short", "loops"
 # Shares of the tokens asked for. A model may end its answer early, unless the request has
-# `ignore_eos`; a server that does not know that field ends it all the same.
+# `ignore_eos`; a server that does not know that field ends it anyway.
 _FEW, _FEW_OF_WHOLE = 1 / 8, 1 / 2
 _MANY_LOOP = 0.1  # share of the answers; a small greedy model loops now and then
 
@@ -20,7 +20,7 @@ _MANY_LOOP = 0.1  # share of the answers; a small greedy model loops now and the
 def answer_warnings(done: Sequence[Record], whole: bool) -> dict[str, str]:
     """Return one line for each kind of oddity of a cell's complete answers.
 
-    whole: the answers were to go on to their full length.
+    whole: the answers had to have their full length.
     """
     found: dict[str, str] = {}
     if not done:

@@ -11,7 +11,7 @@ from sglang_dspark.loadtest.sweep.run_dir import Cell
 
 
 def bursts(names: Sequence[str], cells: Sequence[Cell]) -> list[BurstSummary]:
-    """By load, the arms in the order of `names`. cells: those that count."""
+    """Summarise bursts by load, arms in the order of `names`. cells: those that count."""
     of_bursts = [cell for cell in cells if cell.phases]
     found = []
     for level in sorted({cell.level for cell in of_bursts}):

@@ -1,4 +1,4 @@
-"""The sweep itself: every planned cell once, in order, each kept as soon as it is measured.
+"""Run the sweep: measure every planned cell once, in order, and save each at its end.
 
 Cells on disk are not measured again. A server that dies within a cell makes the cell void, and the
 end of its log is reported; the sweep then stops, or restarts the server and continues.
@@ -50,19 +50,19 @@ class Observer(Protocol):
     """Receiver of progress."""
 
     def starting(self, arm: str, seconds: float) -> None:
-        """A server is coming up, for so long already."""
+        """Report that an arm's server is starting, `seconds` so far."""
 
     def measuring(self, what: str, arm: str) -> None:
-        """A cell, a pilot or a warm-up begins."""
+        """Report the begin of a cell, a pilot or a warm-up."""
 
     def measured(self, cell: Cell) -> None:
-        """A cell is kept."""
+        """Report a cell that is measured and saved."""
 
     def troubled(self, arm: str, said: str) -> None:
-        """A cell could not be measured; `said`: why, and what is done about it."""
+        """Report a cell that could not be measured. said: the reason, and the reaction."""
 
     def polled(self) -> None:
-        """Time passes; called several times a second."""
+        """Update the progress; called several times a second."""
 
 
 @dataclass(frozen=True)
@@ -87,14 +87,14 @@ class Sweep:
     def __init__(self, work: Work, fleet: Fleet, observer: Observer):
         self._work, self._fleet, self._observer = work, fleet, observer
         self._lost: set[str] = set()
-        self._warm: dict[str, int] = {}  # by arm, the start since which it has been warmed up
+        self._warm: dict[str, int] = {}  # by arm, the number of the start that was warmed up
 
     def prepare(self, arms: Sequence[str], on_death: OnDeath) -> None:
         """Start the servers of these arms.
 
-        Servers that time their own steps at the start have the machine to themselves then. A server
-        that fails to start raises DSparkError; if `on_death` is to go on, its arm is tried again at
-        its turn, and skipped if that fails too.
+        A server that times its own steps at the start is started alone. Raises DSparkError if a
+        server fails to start and `on_death` is `stop`; else its arm is tried again at its turn, and
+        skipped if that fails too.
         """
         if self._work.config.servers == "in-turn":
             return
@@ -108,9 +108,9 @@ class Sweep:
                 raise
 
     def pilot(self) -> Pilot:
-        """Tokens/s of the baseline arm at the fewest and the most users.
+        """Measure tokens/s of the baseline arm at the fewest and the most users.
 
-        Raises DSparkError when its requests fail: nothing can be planned then.
+        Raises DSparkError if its requests fail: the sweep cannot be planned then.
         """
         arm = self._work.config.baseline
         self._ready(arm)
@@ -159,7 +159,7 @@ class Sweep:
         return True
 
     def _measure_or_leave(self, planned: PlannedCell, on_death: OnDeath) -> None:
-        """Measure; where it cannot be done, twice over, end the sweep or go on without the cell."""
+        """Measure a cell; if that fails twice, end the sweep or skip the cell."""
         try:
             self._measure_one(planned, on_death)
         except ServerDiedError:
@@ -185,8 +185,10 @@ class Sweep:
             )
 
     def _cell_or_anew(self, planned: PlannedCell, attempt: int) -> Cell:
-        """One cell; where the server does not answer (it may hang) or the load generator fails,
-        once more on a new server. Raises DSparkError when that fails too."""
+        """Measure one cell; on failure once more on a new server. Raises DSparkError if both fail.
+
+        The server may not answer (it may hang), or the load generator may fail.
+        """
         try:
             return self._cell(planned, attempt)
         except DSparkError as error:
@@ -196,7 +198,7 @@ class Sweep:
         return self._cell(planned, attempt)
 
     def _ready(self, arm: str) -> None:
-        """The arm's server is up and has been warmed up since."""
+        """Start the arm's server if needed, and warm it up once after each start."""
         self._fleet.ensure([arm], self._observer.starting)
         start = self._fleet.starts.get(arm, 0)
         if self._warm.get(arm) != start and self._work.config.warm_up:
@@ -224,7 +226,7 @@ class Sweep:
         return make_cell(planned, sent, gamma, attempt, result, watched)
 
     def _survived(self, arm: str, result: CellResult) -> bool:
-        """Return whether the server still runs; let one that closed its connections end first."""
+        """Return whether the server still runs, after a wait if it closed its connections."""
         suspect = result.measurement.failures.keys() & {"cut", "connection"}
         deadline = time.monotonic() + (_DYING_S if suspect else 0.0)
         while (alive := self._fleet.alive(arm)) and time.monotonic() < deadline:
@@ -232,7 +234,7 @@ class Sweep:
         return alive
 
     def _unkept(self, arm: str, what: str, users: int, requests: int) -> CellResult:
-        """A closed loop whose figures enter no comparison."""
+        """Run a closed loop whose figures enter no comparison."""
         work = self._work
         load = Load("closed", users, ClosedLoop(users=users, requests=requests), 60.0)
         plan = cell_plan(work.config, PlannedCell(arm, load, 10**6, 0), work.supply)
@@ -268,7 +270,7 @@ class _Watch:
                 self._samples.append(sample)
 
     def finish(self, result: CellResult, alive: bool) -> Watched:
-        """Times are counted from the cell's start, which is known only now."""
+        """Return all readings, with times from the cell's start, which is known only now."""
         if alive:
             time.sleep(_SETTLE_S)
         after = self._read() if alive else None
@@ -283,7 +285,7 @@ class _Watch:
         return Watched(moved(self._before), moved(after), tuple(inside), died=not alive)
 
     def _read(self) -> Counters | None:
-        """None when the server does not answer: whether it died is asked at the cell's end."""
+        """Read the counters; None without an answer (a death is noticed at the cell's end)."""
         try:
             return read_counters(self._http, self._url, 0.0, time.time())
         except DSparkError:
@@ -295,7 +297,7 @@ def _http() -> httpx.Client:
 
 
 def _warm_up(http: httpx.Client, url: str, plan: CellPlan) -> None:
-    """One short request, thrown away, then an empty prefix cache: all cells begin alike."""
+    """Send and discard a short request, then empty SGLang's prefix cache: cells begin alike."""
     sampling = Sampling(_WARM_UP_TOKENS)
     body = request_body(plan.api, plan.prompts[-1].content, sampling, plan.model)
     try:

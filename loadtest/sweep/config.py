@@ -1,6 +1,6 @@
 """Read the YAML file of `dspark sweep`: arms, loads, prompts, service level, time.
 
-`smoke:` holds fields that `--smoke` puts in place of the others. Unknown fields are errors.
+`smoke:` holds fields that replace the others under `--smoke`. Unknown fields are errors.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class SlaLimits(_Section):
     ttft_p95: float | None = Field(None, description="ceiling of the time to first token, s")
 
     def sla(self) -> Sla:
-        """The level to judge by. Raises DSparkError for a level that makes no sense."""
+        """Return the level to judge by. Raises DSparkError for an invalid level."""
         return Sla(self.speed_p50, self.speed_p10, self.ttft_p95)
 
 
@@ -117,8 +117,10 @@ class Hold(_Section):
 
     @property
     def probe_seconds(self) -> float:
-        """Length of a probe. Load above capacity by a share s makes the queue s seconds longer in
-        each second, so the limit must be passed within the probe."""
+        """Return the length of a probe, s: load `narrow` above capacity must break the TTFT limit.
+
+        Load above capacity by a share s makes the queue s seconds longer in each second.
+        """
         return max(self.seconds, (self.p95_ttft_ms or 0.0) / 1e3 / self.narrow)
 
     @model_validator(mode="after")
@@ -269,17 +271,17 @@ class SweepConfig(_Section):
 
     @property
     def label(self) -> str:
-        """Return the label of every picture and table of this sweep; "" where all is measured."""
+        """Return the label of every picture and table of this sweep; "" if all is measured."""
         return "" if self.golden is None else SIMULATED
 
     @property
     def names(self) -> list[str]:
-        """Names of the arms in the order of the file."""
+        """Return the names of the arms in the order of the file."""
         return [Path(arm).stem for arm in self.arms]
 
 
 def require_no_credentials(url: str) -> None:
-    """Raise DSparkError for an address with a user's name or password, repeating neither."""
+    """Raise DSparkError for an address with a user's name or password, without repeating it."""
     if re.match(r"([^/?#]*//)?[^/?#]*@", url):
         raise DSparkError(
             "an address of a server holds a user or password: leave it out, a run's folder and "
@@ -288,7 +290,7 @@ def require_no_credentials(url: str) -> None:
 
 
 def load_sweep(path: Path, smoke: bool = False) -> SweepConfig:
-    """Read a sweep; its name is the file's. smoke: put the fields of `smoke:` in place.
+    """Read a sweep; its name is the file's. smoke: apply the fields of `smoke:`.
 
     Raises DSparkError naming file and field.
     """
@@ -309,14 +311,14 @@ def load_sweep(path: Path, smoke: bool = False) -> SweepConfig:
         config = SweepConfig.model_validate({"name": path.stem, **values})
     except ValidationError as error:
         raise DSparkError(f"{path}: {wrong_fields(error, SweepConfig)}") from None
-    folder = path.parent / config.arms_folder  # an absolute one stays what it is
+    folder = path.parent / config.arms_folder  # an absolute one stays unchanged
     return config.model_copy(
         update={"arms_folder": folder, "open": _placed(config.open, path.parent)}
     )
 
 
 def _placed(loop: OpenLoop, folder: Path) -> OpenLoop:
-    """The same with its trace's file relative to where we are."""
+    """Return the loop with its trace's file resolved against `folder`."""
     if loop.trace is None:
         return loop
     trace = loop.trace.model_copy(update={"file": folder / loop.trace.file})
@@ -324,7 +326,7 @@ def _placed(loop: OpenLoop, folder: Path) -> OpenLoop:
 
 
 def _or_value_error(function: Callable[..., object], *arguments: object) -> None:
-    """Pydantic gathers ValueErrors and names their field."""
+    """Call a function; raise DSparkError as ValueError, which pydantic reports by field."""
     try:
         function(*arguments)
     except DSparkError as error:

@@ -1,8 +1,8 @@
-"""The counters of a server's `/metrics` page that a sweep keeps, read cheaply while it is measured.
+"""Read the counters of a server's `/metrics` page that a sweep saves, while it measures.
 
 SGLang's totals and gauges (srt/observability/metrics_collector.py, 0.5.23) and the scheduler's
-`sglang:dspark_*` (serving/metrics.py). A page has hundreds of lines and the machine is
-measuring: only the lines that are wanted are parsed.
+`sglang:dspark_*` (serving/metrics.py). A page has hundreds of lines and parsing disturbs the
+measurement: only the needed lines are parsed.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ _WANTED = (
 
 
 def read_counters(client: httpx.Client, url: str, began: float, now: float) -> Counters:
-    """Counters of a running server. began, now: the same clock, for `Counters.at`.
+    """Read the counters of a running server. began, now: on one clock, for `Counters.at`.
 
-    Raises DSparkError when they cannot be had.
+    Raises DSparkError if they cannot be read.
     """
     try:
         response = client.get(f"{url}/metrics")
@@ -50,7 +50,7 @@ def totals_of(counters: Counters) -> ServerTotals:
 
 
 def parse_counters(text: str, at: float) -> Counters:
-    """A page as counters. Raises DSparkError when it is none, or has none of SGLang's."""
+    """Parse a `/metrics` page. Raises DSparkError if it is invalid or has no SGLang counter."""
     lines = [line for line in text.splitlines() if _wanted(line)]
     if not lines and "sglang:" in text:  # nothing was served yet
         return Counters(at=at, requests=0.0, generated=0.0, prompt=0.0)
@@ -97,7 +97,7 @@ def _gauge(samples: Iterable[Sample], name: str) -> float | None:
 
 
 def _mean(samples: Iterable[Sample], name: str) -> float | None:
-    """Over replicas."""
+    """Return the mean of a gauge over replicas; None without one."""
     values = [sample.value for sample in _named(samples, name)]
     return float(sum(values)) / len(values) if values else None
 

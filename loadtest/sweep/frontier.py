@@ -1,10 +1,10 @@
 """Throughput against speed per user: comparison at matched throughput, and under an SLA.
 
-An arm is measured at several loads (users of a closed loop, or requests/s). Its frontier is what no
-other point of it beats in both throughput and speed per user; between neighbours it is linear. It
-is never extended to more throughput than was measured; to less it is level, because an arm that
-delivers more than is asked at some speed delivers what is asked at that speed. Matched throughput
-is the paper's comparison (Figure 7): the users' speed where both arms deliver the same tokens/s.
+An arm is measured at several loads (users of a closed loop, or requests/s). Its frontier is the
+points that no other point beats in both throughput and speed per user, and is linear between them.
+It is never extended to more throughput than was measured. To less it is level, because an arm that
+delivers more at some speed can deliver less at that speed. Matched throughput is the paper's
+comparison (Figure 7): the users' speed at which both arms deliver the same tokens/s.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Point:
 
     @classmethod
     def of(cls, load: float, cell: Measurement) -> Point:
-        """From a cell's figures. Raises DSparkError for a void cell: it must not be compared."""
+        """Convert a cell's figures. Raises DSparkError for a void cell: it must not be compared."""
         if cell.void:
             raise DSparkError(f"the cell at load {load:g} does not count: {cell.void}")
         speed = cell.user_speed
@@ -40,7 +40,7 @@ class Point:
 
 
 def frontier(points: Sequence[Point]) -> list[Point]:
-    """Points that no other beats in throughput and median speed, by ascending throughput."""
+    """Return points unbeaten in throughput and median speed, by ascending throughput."""
     best: list[Point] = []
     fastest = -math.inf
     for point in sorted(points, key=lambda p: (p.throughput, p.speed_p50), reverse=True):
@@ -51,7 +51,7 @@ def frontier(points: Sequence[Point]) -> list[Point]:
 
 
 def speed_at(points: Sequence[Point], throughput: float) -> float | None:
-    """Median speed per user while at least `throughput` is delivered; None if it never was."""
+    """Return the median speed per user at `throughput` or more; None if it was never reached."""
     best = frontier(points)
     if not best or throughput > best[-1].throughput:
         return None
@@ -60,7 +60,7 @@ def speed_at(points: Sequence[Point], throughput: float) -> float | None:
 
 @dataclass(frozen=True)
 class Matched:
-    """Speed per user over the other arm's, at the throughput which that has at `load`.
+    """Speed per user over the other arm's, at the throughput of that arm at `load`.
 
     throughput: its mean over the trials, tokens/s.
     """
@@ -73,7 +73,7 @@ class Matched:
 @dataclass(frozen=True)
 class MatchedComparison:
     """levels: by load of the other arm; overall: their geometric mean, None without a level;
-    left_out: loads at which there is nothing to compare, with the reason."""
+    left_out: loads without a comparison, with the reason."""
 
     levels: tuple[Matched, ...]
     overall: Ratio | None
@@ -83,10 +83,10 @@ class MatchedComparison:
 def compare_matched(
     ours: Sequence[Sequence[Point]], theirs: Sequence[Sequence[Point]]
 ) -> MatchedComparison:
-    """Our speed per user at each throughput that the other arm was measured at, over its own.
+    """Compare our speed per user with theirs at each throughput that theirs was measured at.
 
     ours, theirs: for each trial the points at all loads; trials are paired. Raises DSparkError
-    when the arms' trials, or the loads of one arm's trials, do not match.
+    if the arms' trials, or the loads of their trials, do not match.
     """
     if len(ours) != len(theirs) or not ours:
         raise DSparkError(f"arms need the same trials: {len(ours)} against {len(theirs)}")
@@ -116,7 +116,7 @@ def compare_matched(
 
 
 def _by_load(trials: Sequence[Sequence[Point]]) -> list[tuple[Point, ...]]:
-    """[loads] of the points of all trials at one load."""
+    """Group points by load: [loads] of [trials]. Raises DSparkError if the trials' loads differ."""
     table = [sorted(trial, key=lambda point: point.load) for trial in trials]
     if any([p.load for p in row] != [p.load for p in table[0]] for row in table):
         raise DSparkError("the trials of an arm were measured at different loads")
@@ -124,7 +124,7 @@ def _by_load(trials: Sequence[Sequence[Point]]) -> list[tuple[Point, ...]]:
 
 
 def _mean(points: Sequence[Point]) -> Point:
-    """The mean over trials at one load."""
+    """Return the mean point of the trials at one load."""
     values = np.mean([[p.throughput, p.speed_p50, p.speed_p10, p.ttft_p95] for p in points], axis=0)
     throughput, p50, p10, ttft = values.tolist()
     return Point(points[0].load, throughput, p50, p10, ttft)

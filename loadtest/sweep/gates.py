@@ -61,7 +61,7 @@ def parse_gate(text: str, arms: Sequence[str]) -> Gate:
 
 
 def misses(gates: Sequence[Gate], cells: Sequence[Cell]) -> list[str]:
-    """One line for each condition that does not hold."""
+    """Return one line for each condition that does not hold."""
     good = Cells.of(cells)
     found = [_miss(gate, good) for gate in gates]
     return [line for line in found if line]

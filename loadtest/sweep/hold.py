@@ -1,6 +1,6 @@
 """Choose the next arrival rate to try, to find the highest that holds the limits in few tries.
 
-Double until a rate misses, halve until one holds, then take the geometric middle of the two. A
+Double until a rate misses, halve until one holds, then try the geometric middle of the two. A
 measured rate may mislead by its noise: no rate at or above one that missed counts as held, so the
 result errs to the low side.
 """
@@ -25,14 +25,14 @@ class Probe:
 
 @dataclass(frozen=True)
 class Bracket:
-    """The highest rate that held below the lowest that missed; None where there is none."""
+    """The highest rate that held below the lowest that missed; None if there is none."""
 
     held: float | None
     missed: float | None
 
     @property
     def kind(self) -> HoldKind:
-        """`at least`: none missed; `none`: none held; `unknown`: nothing was measured."""
+        """Return the kind. `at least`: none missed; `none`: none held; `unknown`: not measured."""
         if self.held is None:
             return "unknown" if self.missed is None else "none"
         return "at least" if self.missed is None else "bracketed"
@@ -46,7 +46,7 @@ def bracket(probes: Sequence[Probe]) -> Bracket:
 
 
 def next_rate(probes: Sequence[Probe], start: float, most: int, narrow: float) -> float | None:
-    """The rate to measure next; None when it is known well enough, or `most` rates were measured.
+    """Return the next rate to measure; None if the bracket is narrow or `most` were measured.
 
     start: the first one; narrow: relative width of the bracket at which the search ends.
     """
@@ -61,5 +61,5 @@ def next_rate(probes: Sequence[Probe], start: float, most: int, narrow: float) -
         return None
     else:
         rate = math.sqrt(found.held * found.missed)
-    rate = float(f"{rate:.3g}")  # as cells are named
+    rate = float(f"{rate:.3g}")  # the precision of cell names
     return None if rate <= 0 or any(rate == probe.rate for probe in probes) else rate

@@ -22,7 +22,7 @@ _FORM = "p95_ttft_ms<=500,p95_tpot_ms<=60"
 
 
 def parse_hold(text: str, known: Hold | None = None) -> Hold:
-    """Read `p95_ttft_ms<=500,p95_tpot_ms<=60`, or one of both; all else stays as in `known`.
+    """Read `p95_ttft_ms<=500,p95_tpot_ms<=60`, or one of both; other fields are those of `known`.
 
     Raises DSparkError for anything else.
     """
@@ -43,7 +43,7 @@ def parse_hold(text: str, known: Hold | None = None) -> Hold:
 def next_probes(
     config: SweepConfig, pilot: Pilot, cells: Sequence[Cell], first: int
 ) -> list[PlannedCell]:
-    """One more rate of each arm whose bracket is not narrow enough. first: place of the first."""
+    """Plan one more rate of each arm whose bracket is too wide. first: place of the first probe."""
     hold = config.hold
     if hold is None:
         return []
@@ -55,13 +55,13 @@ def next_probes(
             continue
         load = steady_load(config.open, pilot, rate, hold.probe_seconds, hold.requests)
         probe = PlannedCell(arm, load, 0, first + len(planned))
-        if probe.name not in measured:  # a void one, which says nothing, would come again and again
+        if probe.name not in measured:  # a void probe would be planned again and again
             planned.append(probe)
     return planned
 
 
 def held(config: SweepConfig, cells: Sequence[Cell]) -> HoldSummary:
-    """Summarize the load that each arm holds. Raises DSparkError where the sweep has no limits."""
+    """Summarize the load that each arm holds. Raises DSparkError if the sweep has no limits."""
     if config.hold is None:
         raise DSparkError("the sweep has no limits to hold")
     limits = config.hold
@@ -73,7 +73,7 @@ def held(config: SweepConfig, cells: Sequence[Cell]) -> HoldSummary:
 
 
 def said_limits(ttft_ms: float | None, tpot_ms: float | None) -> str:
-    """The limits in words."""
+    """Return the limits in words."""
     parts = (("TTFT", ttft_ms), ("TPOT", tpot_ms))
     given = [f"{name} up to {limit:g} ms" for name, limit in parts if limit is not None]
     return f"{' and '.join(given)} at p95"
@@ -84,7 +84,7 @@ def _steady(cells: Sequence[Cell], arm: str) -> list[Cell]:
 
 
 def _probes(cells: Sequence[Cell], arm: str) -> list[Probe]:
-    """Of several trials at a rate, one that missed counts."""
+    """List an arm's probes by rate; a rate held only if it held in every trial."""
     own = _steady(cells, arm)
     return [
         Probe(rate, all(c.within.held for c in own if c.within is not None and c.level == rate))

@@ -1,4 +1,4 @@
-"""From the records of a cell to the figures that are kept: `run_dir.Cell`."""
+"""Compute the saved figures of a cell, `run_dir.Cell`, from its records."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _AT_P95 = 0.95
 
 @dataclass(frozen=True)
 class Watched:
-    """The server's reports around a cell. log_tail: its last lines where it died within it."""
+    """The server's reports around a cell. log_tail: its log's last lines if it died."""
 
     before: Counters | None
     after: Counters | None
@@ -38,8 +38,8 @@ class Watched:
 @dataclass(frozen=True)
 class Sent:
     """The requests sent: the mix's name, and how many requests repeat an earlier prompt; hold:
-    limits that are looked for, None if none are; whole: answers were to go on to their full length
-    (`ignore_eos`)."""
+    limits of latency to check, None without; whole: whether the answers had to have their full
+    length (`ignore_eos`)."""
 
     mix: str
     repeats: int
@@ -50,7 +50,7 @@ class Sent:
 def make_cell(
     planned: PlannedCell, sent: Sent, gamma: int, attempt: int, result: CellResult, watched: Watched
 ) -> Cell:
-    """All figures of a measured cell. gamma: drafts its arm proposes a step, 0 for none."""
+    """Compute all figures of a measured cell. gamma: drafts its arm proposes a step, 0 for none."""
     found, records = result.measurement, result.records
     done = [record for record in records if record.ok]
     return Cell(
@@ -89,7 +89,7 @@ def make_cell(
 
 
 def _speeds(found: Measurement, done: Sequence[Record]) -> dict[str, Any]:
-    """The fields of a cell that say how fast it was."""
+    """Return the fields of a cell for throughput, speed and latency."""
     return {
         "tokens_per_s": known(found.tokens_per_s),
         "speed": percentiles(found.user_speed),
@@ -113,7 +113,7 @@ def _server(watched: Watched) -> dict[str, Any]:
 
 
 def phases_of(arrivals: Arrivals | Replay, records: Sequence[Record]) -> list[Phase]:
-    """The records before, in and after a burst; empty for another load."""
+    """Summarise the records before, in and after a burst; empty for another load."""
     if not isinstance(arrivals, Surge):
         return []
     found = []
@@ -158,12 +158,12 @@ def within(limits: Hold, arrivals: Arrivals | Replay, result: CellResult) -> Wit
 
 
 def _kept(value: float, limit: float | None) -> bool:
-    """NaN, of an answer of one chunk, breaks no limit."""
+    """Return whether a value is within the limit; NaN (an answer of one chunk) is."""
     return limit is None or not value > limit
 
 
 def percentiles(spread: Spread) -> Percentiles:
-    """The same figures, null for what is not known."""
+    """Convert to `Percentiles`, with null for unknown figures."""
     return Percentiles(
         mean=known(spread.mean),
         p10=known(spread.p10),
@@ -181,17 +181,17 @@ def _void(found: Measurement, watched: Watched) -> str:
 
 
 def _step_seconds(done: Sequence[Record]) -> float | None:
-    """Decoding seconds over decoding steps, of all answers."""
+    """Return decode seconds over decode steps, of all answers."""
     seconds = sum(record.at[-1] - record.at[0] for record in done)
     steps = sum(r.spec.steps if r.spec is not None else r.decode_tokens for r in done)
     return seconds / steps if steps else None
 
 
 def _verify_length(gamma: int, spec: SpecStats, watched: Watched) -> float | None:
-    """Mean drafts verified a step and request.
+    """Return the mean drafts verified a step and request.
 
-    Without scheduling every draft is. With it the server counts admitted and accepted drafts, up
-    to a second late; their ratio is not affected by that, and the client knows what was accepted.
+    Without scheduling every draft is verified. With it the server counts admitted and accepted
+    drafts up to a second late. Their ratio is still right, and the client knows the accepted ones.
     """
     before, after = watched.before, watched.after
     if gamma == 0:

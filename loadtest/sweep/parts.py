@@ -16,7 +16,7 @@ class Part(BaseModel):
 
 class Phase(Part):
     """The requests of a cell that were due before, in or after a burst. Latencies are seconds from
-    when they were due; at p99 of few requests stands the slowest."""
+    when they were due; p99 of few requests is the slowest."""
 
     name: PhaseName
     requests: int
@@ -28,9 +28,9 @@ class Phase(Part):
 
 
 class Within(Part):
-    """Of a cell at a steady arrival rate, what kept the limits of `hold`.
+    """The requests of a cell at a steady arrival rate that kept the limits of `hold`.
 
-    ttft, tpot: shares of all requests, failed ones missing both; requests: that kept both;
+    ttft, tpot: shares of all requests, failed ones missing both; requests: number that kept both;
     tokens_per_s: of those alone (goodput); held: at least 95% kept each.
     """
 
@@ -60,7 +60,7 @@ class HoldArm(Part):
     """The highest arrival rate (requests/s) at which an arm held the limits.
 
     kind: as of `hold.Bracket`; missed: the lowest rate that did not; goodput: tokens/s of the
-    requests within the limits, at `rate`; probes: rates that were measured; said: it in a sentence.
+    requests within the limits, at `rate`; probes: rates that were measured; said: it as a sentence.
     """
 
     arm: str

@@ -1,10 +1,10 @@
 """Plan the cells of a sweep, their order and their requests before it begins.
 
-A trial measures all arms at a load next to each other, then goes to the next load; the arms' order
-rotates and turns round from one such block to the next, the loads' from trial to trial. Arms of a
-block get the very same requests; trials get others, so that an interval over trials covers the
-choice of prompts too. Sizes come from a pilot on the baseline arm and are kept in `run.json`, which
-makes a resumed sweep plan the same cells.
+A trial measures all arms at one load in succession, then the next load. The arms' order rotates and
+reverses from one such block to the next, the loads' order from trial to trial. Arms of a block get
+the same requests; each trial gets others, so that an interval over trials also covers the choice of
+prompts. A pilot on the baseline arm sizes the cells; its figures are saved in `run.json`, so that a
+resumed sweep plans the same cells.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ CELL_OVERHEAD_S = 2.5  # start of the load generator, warm-up request, reading o
 SERVER_START_S = 25.0
 _LEAST_ROUNDS = 3  # requests per user: the steady part of a closed loop needs more than two
 _LEAST_OPEN = 4  # requests of an open loop
-_LIMIT = 8.0  # a cell may take so many times its planned length
+_LIMIT = 8.0  # limit of a cell, times its planned length
 _SILENCE_S = 60.0
 
 
@@ -61,7 +61,7 @@ class Supply:
     material: Material | None = None
 
     def for_traces(self) -> Material:
-        """Raises DSparkError where there is none."""
+        """Return the text for traces. Raises DSparkError if there is none."""
         if self.material is None:
             raise DSparkError("a trace's prompts need the target's tokenizer, which is not here")
         return self.material
@@ -78,22 +78,22 @@ class PlannedCell:
 
     @property
     def name(self) -> str:
-        """Stem of its files."""
+        """Return the stem of its files."""
         return cell_name(self.arm, self.load.loop, self.load.level, self.trial)
 
 
 def pilot_users(config: SweepConfig) -> tuple[int, ...]:
-    """Users of the pilot's closed loops: the fewest and the most of the sweep."""
+    """Return the users of the pilot's closed loops: the fewest and the most of the sweep."""
     return tuple(sorted({config.concurrency[0], config.concurrency[-1]}))
 
 
 def pilot_requests(users: int) -> int:
-    """Requests of a pilot's cell."""
+    """Return the number of requests of a pilot's cell."""
     return max(4, _LEAST_ROUNDS * users)
 
 
 def all_loads(config: SweepConfig, pilot: Pilot) -> list[Load]:
-    """The sweep's loads: closed loops by users, then open ones by rate."""
+    """List the sweep's loads: closed loops by users, then open ones by rate."""
     loads = [closed_load(config, pilot, users) for users in config.concurrency]
     for share in config.open.load:
         loads.append(steady_load(config.open, pilot, rate_of(pilot, share), config.seconds))
@@ -110,7 +110,7 @@ def all_loads(config: SweepConfig, pilot: Pilot) -> list[Load]:
 
 
 def closed_load(config: SweepConfig, pilot: Pilot, users: int) -> Load:
-    """A closed loop that the baseline serves in about `config.seconds`."""
+    """Size a closed loop that the baseline serves in about `config.seconds`."""
     rate = _interpolated(pilot.tokens_per_s, users) / _interpolated(pilot.answer_tokens, users)
     requests = max(_LEAST_ROUNDS * users, round(config.seconds * rate))
     return Load("closed", users, ClosedLoop(users=users, requests=requests), requests / rate)
@@ -119,7 +119,7 @@ def closed_load(config: SweepConfig, pilot: Pilot, users: int) -> Load:
 def interleaved(
     config: SweepConfig, loads: Sequence[Load], trials: Sequence[int], first: int = 0
 ) -> list[PlannedCell]:
-    """All cells in order. first: place of the first one."""
+    """Order the cells of all loads and trials. first: place of the first cell."""
     cells: list[PlannedCell] = []
     for trial in trials:
         ordered = list(loads) if trial % 2 == 0 else list(loads)[::-1]
@@ -137,12 +137,12 @@ def interleaved(
 
 
 def recorded_load(trace: TraceReplay) -> RecordedLoad:
-    """The trace's requests that are to be sent. Raises DSparkError as `read_trace` does."""
+    """Read the trace's requests to send. Raises DSparkError as `read_trace` does."""
     return read_trace(trace.file, trace.format, first=trace.first, longest=trace.longest)
 
 
 def trace_load(config: SweepConfig, trace: TraceReplay) -> Load:
-    """The load of a recorded trace. Raises DSparkError naming file and line for a bad one."""
+    """Build the load of a recorded trace. Raises DSparkError naming file and line if bad."""
     replay = Replay(recorded_load(trace), trace.speed)
     rate = replay.requests / max(replay.seconds, 1.0)
     return Load("open", float(f"{rate:.3g}"), replay, replay.seconds + config.seconds)
@@ -167,7 +167,7 @@ def cell_plan(config: SweepConfig, cell: PlannedCell, supply: Supply) -> CellPla
         prompts,
         schedule,
         temperature=config.temperature,
-        ignore_eos=config.ignore_eos or replayed,  # its answers are as long as they were
+        ignore_eos=config.ignore_eos or replayed,  # its answers are as long as recorded
         silence_s=_SILENCE_S,
         limit_s=_LIMIT * load.expected_s + _SILENCE_S,
         model=config.models.get(cell.arm, ""),
@@ -175,7 +175,7 @@ def cell_plan(config: SweepConfig, cell: PlannedCell, supply: Supply) -> CellPla
 
 
 def require_unrepeated(config: SweepConfig, cells: Sequence[PlannedCell], supply: Supply) -> None:
-    """With `repeats: refuse`, raise DSparkError for the first cell that sends a prompt twice."""
+    """Raise DSparkError, if `repeats: refuse`, for the first cell that sends a prompt twice."""
     if config.repeats != "refuse":
         return
     checked: set[tuple[Loop, float, int]] = set()
@@ -194,10 +194,10 @@ def require_unrepeated(config: SweepConfig, cells: Sequence[PlannedCell], supply
 
 
 def rough_seconds(config: SweepConfig, servers: int) -> tuple[int, float]:
-    """Number of cells, and seconds that the sweep takes when every arm is as fast as the baseline.
+    """Estimate the number of cells and the seconds of a sweep, all arms as fast as the baseline.
 
-    servers: how many are started. Cells that the SLA search adds are not in it. Raises DSparkError
-    for arrivals that cannot be had, such as a missing trace.
+    servers: number of servers started. Cells that the SLA search adds are not included. Raises
+    DSparkError for arrivals that cannot be read, such as a missing trace.
     """
     given = [_given_load(config, each) for each in config.open.arrivals]
     given += [trace_load(config, config.open.trace)] if config.open.trace is not None else []
@@ -214,7 +214,7 @@ def rough_seconds(config: SweepConfig, servers: int) -> tuple[int, float]:
 
 
 def describe(loads: Sequence[Load]) -> Iterator[tuple[str, str, str]]:
-    """Rows of the plan's table: load, requests of a cell, seconds of a cell."""
+    """Yield the rows of the plan's table: load, requests of a cell, seconds of a cell."""
     for load in loads:
         unit = "users" if load.loop == "closed" else "requests/s"
         requests = getattr(load.arrivals, "requests", None)
@@ -222,7 +222,7 @@ def describe(loads: Sequence[Load]) -> Iterator[tuple[str, str, str]]:
 
 
 def _capacity(pilot: Pilot) -> tuple[float, float]:
-    """Requests/s that the baseline answers at the most users, and the seconds that one takes."""
+    """Return the baseline's requests/s at the most users, and the seconds of one request."""
     most = max(pilot.tokens_per_s)
     rate = pilot.tokens_per_s[most] / pilot.answer_tokens[most]
     return rate, most / rate
@@ -238,7 +238,7 @@ def _burst_load(pilot: Pilot, burst: Burst) -> Load:
         after_s=burst.after_s,
     )
     level = float(f"{surge.expected / surge.seconds:.3g}")
-    # What the burst leaves waiting may outlast the time after it.
+    # The queue of the burst may outlast the time after it.
     return Load("open", level, surge, max(surge.seconds, surge.expected / capacity) + tail)
 
 
@@ -250,7 +250,7 @@ def rate_of(pilot: Pilot, share: float) -> float:
 def steady_load(
     loop: OpenLoop, pilot: Pilot, rate: float, seconds: float, least: int = _LEAST_OPEN
 ) -> Load:
-    """Arrivals at one rate, for so long and at least so many."""
+    """Build arrivals at one rate, for `seconds` and at least `least` requests."""
     tail = _capacity(pilot)[1]
     requests = max(least, round(seconds * rate))
     arrivals: Arrivals = (
@@ -271,7 +271,7 @@ def _given_load(config: SweepConfig, given: dict[str, object]) -> Load:
 
 
 def _interpolated(by_users: dict[int, float], users: int) -> float:
-    """Linear between the logarithms; level outside."""
+    """Interpolate linearly between the logarithms, level outside of the known users."""
     known = sorted(by_users)
     logs = np.interp(
         math.log(users), [math.log(u) for u in known], [math.log(by_users[u]) for u in known]

@@ -1,9 +1,9 @@
-"""The client's totals against the server's own counters: did all that was counted really happen?
+"""Compare the client's totals with the server's own counters.
 
 SGLang serves Prometheus counters at `/metrics` (launched with `--enable-metrics`). Read before and
-after a cell, their growth must agree with the records. What they may differ by: requests that the
-server ended after the client had gone, and tokens of answers that were cut, which the server made
-and the client never saw. Anything else is a fault of one of the two, and is said.
+after a cell, their growth must agree with the records. Two differences are allowed: requests that
+the server ended after the client had disconnected, and tokens of cut answers, which the server
+generated and the client never received. Any other difference is a fault of one side and reported.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _GENERATED = "sglang:generation_tokens"
 _PROMPT = "sglang:prompt_tokens"
 _REQUESTS = "sglang:num_requests"
 TOLERANCE = 0.005
-# Of these the server may or may not have counted the request, and all or some of its tokens.
+# Of these the server may have counted the request or not, and all or some of its tokens.
 _UNSURE: frozenset[Outcome] = frozenset(
     {"cut", "timeout", "error", "malformed", "connection", "http", "aborted", "left"}
 )
@@ -36,7 +36,7 @@ class ServerTotals:
 
 
 def parse_totals(text: str) -> ServerTotals:
-    """Sums over all labels of a `/metrics` page. Raises DSparkError when a counter is missing."""
+    """Sum a `/metrics` page's counters over labels. Raises DSparkError if it is not SGLang's."""
     sums: dict[str, float] = {}
     try:
         for family in text_string_to_metric_families(text):
@@ -57,9 +57,9 @@ def parse_totals(text: str) -> ServerTotals:
 def disagreements(
     records: Sequence[Record], before: ServerTotals, after: ServerTotals
 ) -> list[str]:
-    """One line for each total that does not agree; empty when client and server tell the same.
+    """Return one line for each total that differs between client and server; empty if none does.
 
-    records: of all that was sent between the two readings.
+    records: of all requests sent between the two readings.
     """
     done = [record for record in records if record.outcome in ("ok", "empty")]
     unsure = [record for record in records if record.outcome in _UNSURE]
@@ -86,7 +86,7 @@ def disagreements(
 
 
 def _agree(server: float, client: float, spare: float | None) -> bool:
-    """spare: what the server may have more than the client saw; None: any amount."""
+    """Return whether the totals agree. spare: allowed surplus of the server; None: any."""
     slack = TOLERANCE * max(server, client)
     most = float("inf") if spare is None else client + spare
     return client - slack <= server <= most + slack

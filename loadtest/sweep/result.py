@@ -9,7 +9,7 @@ from sglang_dspark.loadtest.sweep.run_dir import Level, RunInfo, Summary
 
 
 def as_metrics(config: SweepConfig, info: RunInfo, summary: Summary) -> dict[str, Any]:
-    """JSON-ready: the verdict, the ratio at matched throughput, and each arm at each load."""
+    """Build the JSON metrics: verdict, ratio at matched throughput, each arm at each load."""
     metrics: dict[str, Any] = {
         "label": summary.label,
         "verdict": summary.verdict,

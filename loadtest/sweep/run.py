@@ -1,4 +1,4 @@
-"""One sweep from an open folder to its summary: pilot, cells, SLA search, and `run.json` beside."""
+"""Run one sweep from an open folder to its summary: pilot, cells, SLA search, and `run.json`."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Planner(Observer, Protocol):
     def planned(
         self, loads: Sequence[Load], cells: Sequence[PlannedCell], kept: Sequence[str]
     ) -> None:
-        """All cells from here on are known; those named in `kept` are measured already."""
+        """Report the plan so far: all known cells; those in `kept` are measured already."""
 
 
 @dataclass(frozen=True)
@@ -66,10 +66,10 @@ def conduct(
     on_death: OnDeath,
     fleet: Fleet | None = None,
 ) -> Outcome:
-    """Measure what is missing in `work.run` and write its summary, even where it is cut short.
+    """Measure the missing cells of `work.run` and write its summary, even if the sweep ends early.
 
-    info: as `sweep_setup.open_run` gave it; fleet: of the caller, who stops it. Raises DSparkError
-    as `Sweep` does; what was measured by then is kept and summarised.
+    info: from `sweep_setup.open_run`; fleet: stopped by the caller. Raises DSparkError as `Sweep`
+    does; cells measured by then are saved and summarised.
     """
     died = ""
     with ExitStack() as stack:
@@ -106,7 +106,7 @@ def _with_pilot(work: Work, info: RunInfo, running: Sweep, on_death: OnDeath) ->
 def _measure(
     work: Work, info: RunInfo, running: Sweep, observer: Planner, on_death: OnDeath
 ) -> None:
-    """Measure the configured cells, then trials until the comparison is tight, then the search."""
+    """Measure the configured cells, then trials until the comparison is tight, then searches."""
     config, pilot = work.config, info.pilot
     assert pilot is not None
     loads = all_loads(config, pilot)
@@ -142,7 +142,7 @@ def _kept(run: Path) -> list[str]:
 
 
 def _is_tight(config: SweepConfig, cells: Sequence[Cell]) -> bool:
-    """Return whether the configured comparison needs no more trials, or can use none."""
+    """Return whether the configured comparison needs no more trials, or cannot use them."""
     if config.compare is None:
         return True
     found = matched_summary(Cells.of(cells), config.compare.over, config.compare.under)

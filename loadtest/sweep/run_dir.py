@@ -1,14 +1,14 @@
-"""The folder of one sweep: what is in it, and typed readers and writers of its files.
+"""The folder of one sweep: its layout, and typed readers and writers of its files.
 
-    RUN/run.json      what was asked for, with which versions, on what (RunInfo)
+    RUN/run.json      configuration, versions and machine (RunInfo)
     RUN/cells/<arm>-<loop>-<level>-<trial>.json       figures of one cell (Cell), written at its end
     RUN/cells/<arm>-<loop>-<level>-<trial>.parquet    its requests (loadtest/client/records_file.py)
     RUN/summary.json  comparisons over all cells (Summary)
     RUN/logs/                                 of the servers; RUN/load/: plan and log of each cell
 
-Every file is written under a temporary name and renamed, so what exists is whole and a sweep that
-was killed goes on with the cells that are missing. Times are seconds, rates per second; a figure
-that cannot be had is null.
+Every file is written under a temporary name and renamed, so an existing file is complete and a
+killed sweep continues with the missing cells. Times are seconds, rates per second; an unknown
+figure is null.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class _File(BaseModel):
 
 
 class Table(_File):
-    """A measured table that an arm's server decided by. content: the file's JSON."""
+    """A measured table that an arm's server based its decisions on. content: the file's JSON."""
 
     path: str
     sha256: str
@@ -79,9 +79,9 @@ class Cores(_File):
     realtime: bool = False
 
     def apply(self, generator: int) -> None:
-        """Put the process of the load generator, by its id, where it belongs.
+        """Pin the load generator's process (its id) and set its scheduling.
 
-        Raises OSError when that is not permitted, which `cores.assign_cores` has found out before.
+        Raises OSError if that is not permitted, which `cores.assign_cores` has checked before.
         """
         if self.client:
             os.sched_setaffinity(generator, self.client)
@@ -120,7 +120,7 @@ class RunInfo(_File):
 
 
 class Percentiles(_File):
-    """Over requests; of `itl` over tokens."""
+    """Percentiles over requests; of `itl` over tokens."""
 
     mean: float | None
     p10: float | None
@@ -132,7 +132,7 @@ class Percentiles(_File):
 
 class Counters(_File):
     """The server's counters at one moment, since its start; those of the scheduler stay empty in
-    arms that do not schedule, and come up to a second late.
+    arms that do not schedule, and are up to a second late.
 
     at: from the cell's start (negative before it); running, queued: requests; steps: decode steps
     by mode (plain, speculate, ...); skips: steps without a draft by reason; admitted, accepted:
@@ -176,12 +176,12 @@ class Cell(_File):
     step_s: decoding seconds a step, as a client sees it; histogram[n]: verify steps of a request
     that accepted exactly n drafts; verify_length: mean drafts verified a step and request;
     failures: requests by outcome (records.py);
-    errors: one message of each outcome; warnings: by kind, what is odd about the answers
+    errors: one message of each outcome; warnings: by kind, oddities of the answers
     (answer_checks.py); lag_ms: client's lateness at p99; void: why the cell must
     not be compared, "" if it may; died: the server ended within it, log_tail then its last lines;
     disagreements: between the client's totals and the server's counters; repeats: requests whose
     whole prompt the cell had sent before; phases: of a cell with a burst;
-    within: where limits are to be held.
+    within: of a sweep with limits of latency.
     """
 
     arm: str
@@ -228,7 +228,7 @@ class Cell(_File):
 
     @property
     def name(self) -> str:
-        """Stem of its files."""
+        """Return the stem of its files."""
         return cell_name(self.arm, self.loop, self.level, self.trial)
 
 
@@ -261,7 +261,7 @@ class Level(_File):
 
 
 class Compared(_File):
-    """A paired ratio over / under; what: `tokens_per_s` or `speed_p50`; said: it in a sentence."""
+    """A paired ratio over / under; what: `tokens_per_s` or `speed_p50`; said: it as a sentence."""
 
     over: str
     under: str
@@ -278,7 +278,7 @@ class Compared(_File):
 
 
 class MatchedLevel(_File):
-    """Speed per user of `over` in that of `under`, where both deliver `tokens_per_s` in total."""
+    """Speed per user of `over` over that of `under`, if both deliver `tokens_per_s` in total."""
 
     level: float
     tokens_per_s: float
@@ -313,7 +313,7 @@ class SlaCapacity(_File):
 
 
 class SlaSummary(_File):
-    """The limits (speeds in tokens/s/user, TTFT in s) and what each arm does under them."""
+    """The limits (speeds in tokens/s/user, TTFT in s) and each arm's capacity under them."""
 
     speed_p50: float | None
     speed_p10: float | None
@@ -322,8 +322,8 @@ class SlaSummary(_File):
 
 
 class Summary(_File):
-    """Comparisons over all cells. label: what every picture and table must say of them, "" if
-    nothing. notes: voids, deaths, warnings, disagreements, cells not measured."""
+    """Comparisons over all cells. label: text that every picture and table must carry, "" if
+    none. notes: voids, deaths, warnings, disagreements, cells not measured."""
 
     version: int = VERSION
     label: str = ""
@@ -341,12 +341,12 @@ _Model = TypeVar("_Model", bound=_File)
 
 
 def cell_name(arm: str, loop: Loop, level: float, trial: int) -> str:
-    """Stem of a cell's files: `dspark-closed-4-0`, `plain-open-1.25-2`."""
+    """Return the stem of a cell's files: `dspark-closed-4-0`, `plain-open-1.25-2`."""
     return f"{arm}-{loop}-{level:g}-{trial}"
 
 
 def write(path: Path, value: _File) -> None:
-    """Write one of the files above atomically. Raises DSparkError when the place refuses."""
+    """Write one of the files above atomically. Raises DSparkError if `path` cannot be written."""
     text = json.dumps(value.model_dump(mode="json"), indent=1, allow_nan=False)
     try:
         with replacing(path) as temporary:
@@ -356,29 +356,29 @@ def write(path: Path, value: _File) -> None:
 
 
 def read_run(run: Path) -> RunInfo:
-    """`run.json`. Raises DSparkError when the folder is not a sweep's or of another version."""
+    """Read `run.json`. Raises DSparkError if the folder is no sweep's or of another version."""
     return _read(run / RUN_FILE, RunInfo)
 
 
 def read_cells(run: Path) -> list[Cell]:
-    """All finished cells in the order of their measurement, void ones included."""
+    """Read all finished cells in the order of measurement, void ones included."""
     files = sorted((run / CELLS).glob("*.json"))
     return sorted((_read(path, Cell) for path in files), key=lambda cell: cell.order)
 
 
 def read_cell(run: Path, name: str) -> Cell | None:
-    """One cell, None when it was not finished."""
+    """Read one cell; None if it was not finished."""
     path = run / CELLS / f"{name}.json"
     return _read(path, Cell) if path.exists() else None
 
 
 def read_summary(run: Path) -> Summary:
-    """`summary.json`. Raises DSparkError when the sweep has none yet."""
+    """Read `summary.json`. Raises DSparkError if the sweep has none yet."""
     return _read(run / SUMMARY_FILE, Summary)
 
 
 def known(value: float) -> float | None:
-    """The same number, None for NaN and infinities, which JSON does not have."""
+    """Return the number, or None for NaN and infinities, which JSON lacks."""
     return value if math.isfinite(value) else None
 
 

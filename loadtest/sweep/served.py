@@ -1,4 +1,4 @@
-"""A sweep of servers that run already, made of what they say of themselves: no file is needed."""
+"""Configure a sweep of running servers from what they report, without a sweep file."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SCHEDULES = "DSPARK"
 
 @dataclass(frozen=True)
 class Address:
-    """One `--url`. name: "" where the server is to name itself."""
+    """One `--url`. name: "" to name the arm by its algorithm."""
 
     name: str
     url: str
@@ -53,10 +53,10 @@ def parse_users(text: str) -> list[int]:
 def sweep_of(
     addresses: Sequence[Address], served: Sequence[Served]
 ) -> tuple[SweepConfig, list[Arm]]:
-    """The sweep of these servers, with defaults, and its arms. served: one of each address.
+    """Build the default sweep of these servers, and its arms. served: one of each address.
 
-    Raises DSparkError when they cannot be compared: another model, one server or name twice, or one
-    that schedules and does not tell what it verified.
+    Raises DSparkError if they cannot be compared: different models, one server or name twice, or
+    one that schedules and does not report what it verified.
     """
     _require_comparable(served)
     arms = [_arm(address, each) for address, each in zip(addresses, served, strict=True)]
@@ -114,13 +114,15 @@ def _require_comparable(served: Sequence[Served]) -> None:
 
 
 def _place(name: str) -> str:
-    """A folder by its real path, so that two ways to write it are one; an id as it is."""
+    """Return a folder's real path, so that two spellings are one; an id unchanged."""
     return str(Path(name).resolve()) if Path(name).exists() else name
 
 
 def _has_template(served: Served) -> bool:
-    """Return whether prompts can be rendered here (`workload.render`). Otherwise the server
-    renders them in its chat interface, which streams no token ids."""
+    """Return whether prompts can be rendered here (`workload.render`).
+
+    Otherwise the server renders them in its chat interface, which streams no token ids.
+    """
     return (Path(served.tokenizer) / "chat_template.jinja").is_file()
 
 

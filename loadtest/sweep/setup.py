@@ -1,4 +1,4 @@
-"""From a sweep's configuration to what runs: arms, models, servers' commands, and `run.json`."""
+"""Set up a sweep from its configuration: arms, models, servers' commands, and `run.json`."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _COST_TABLE = re.compile(r"(?:read from|kept in) (\S+\.json)")
 
 
 def choose_arms(config: SweepConfig) -> list[Arm]:
-    """The sweep's arms. Raises DSparkError for an unknown one, naming what there is."""
+    """Return the sweep's arms. Raises DSparkError for an unknown one, listing the known ones."""
     return find_arms(config.arms, config.arms_folder)
 
 
@@ -54,7 +54,7 @@ def require_ports(config: SweepConfig, arms: Sequence[Arm]) -> None:
 
 
 def drafter_folders(config: SweepConfig, arms: Sequence[Arm]) -> dict[str, Path]:
-    """Folders of the drafters that the arms take, see `models.drafters.find_drafter`."""
+    """Find the folders of the arms' drafters, by kind (`models.drafters.find_drafter`)."""
     used = {arm.drafter for arm in arms if arm.drafter is not None and arm.name not in config.urls}
     return {
         kind: find_drafter(config.drafters[kind]) for kind in sorted(used & set(config.drafters))
@@ -62,19 +62,19 @@ def drafter_folders(config: SweepConfig, arms: Sequence[Arm]) -> dict[str, Path]
 
 
 def gamma_of(arm: Arm, drafters: Mapping[str, Path]) -> int:
-    """Drafts that an arm proposes a step; 0 without speculation."""
+    """Return the drafts that an arm proposes a step; 0 without speculation."""
     if arm.drafter is None:
         return 0
     for argument in arm.arguments:
         if argument.startswith(_DRAFTS):
             return int(argument.removeprefix(_DRAFTS)) - 1
     if arm.drafter not in drafters:
-        return 0  # served by URL: what it proposes is not known here
+        return 0  # served by URL: its gamma is not known here
     return drafter_gamma(drafters[arm.drafter])
 
 
 def profiled_arms(arms: Sequence[Arm]) -> frozenset[str]:
-    """Arms whose servers time their own steps as they start: those that schedule."""
+    """Return the arms whose servers time their own steps as they start: those that schedule."""
     return frozenset(arm.name for arm in arms if _schedules(arm))
 
 
@@ -119,9 +119,9 @@ def new_run(config: SweepConfig, arms: list[ArmRecord], device: str) -> RunInfo:
 
 
 def open_run(run: Path, fresh: RunInfo) -> RunInfo:
-    """The sweep in that folder, to go on with, or `fresh`, which is written there.
+    """Return the sweep in that folder, to continue it, or write `fresh` there and return it.
 
-    Raises DSparkError when another sweep lies there: its cells could not be compared.
+    Raises DSparkError if the folder holds another sweep: its cells could not be compared.
     """
     if not (run / run_dir.RUN_FILE).exists():
         run_dir.write(run / run_dir.RUN_FILE, fresh)
@@ -166,25 +166,25 @@ def arm_records(
 
 
 def finished(info: RunInfo) -> RunInfo:
-    """The same with its end."""
+    """Return the info with its end time."""
     now = datetime.now(UTC).isoformat(timespec="seconds")
     return info.model_copy(update={"ended": info.ended or now})
 
 
 def planned(info: RunInfo, pilot: Pilot, plan: Sequence[str]) -> RunInfo:
-    """The same with what the pilot found, and all cells that follow from it."""
+    """Return the info with the pilot's figures, and all cells that follow from them."""
     return info.model_copy(update={"pilot": pilot, "plan": list(plan)})
 
 
 def portable(text: str) -> str:
-    """The text without this machine's folders: the working directory as `.`, home as `~`."""
+    """Replace this machine's folders in a text: the working directory by `.`, home by `~`."""
     here, home = os.getcwd(), str(Path.home())
     text = text.replace(f"{here}/", "").replace(here, ".")
     return text if home in ("/", "") else text.replace(home, "~")
 
 
 def _origin(info: RunInfo) -> dict[str, Any]:
-    """Name the settings that cells must share to be compared; JSON-ready."""
+    """Collect the settings that cells must share to be compared; JSON-ready."""
     found = {**info.config, "commit": info.commit, "device": info.device}
     found |= {f"version of {name}": version for name, version in info.versions.items()}
     for arm in info.model_dump(mode="json")["arms"]:
@@ -195,8 +195,7 @@ def _origin(info: RunInfo) -> dict[str, Any]:
 
 
 def _portable_words(command: str) -> list[str]:
-    """Return an arm's command without its port, folders and leading variables, which may change
-    between two starts."""
+    """Return an arm's command without port, folders and variables, which may change per start."""
     _, launched, rest = command.partition("python -m ")
     words = shlex.split(rest) if launched else command.split()
     return [
@@ -212,7 +211,7 @@ def _schedules(arm: Arm) -> bool:
 
 
 def _tables(arm: Arm, drafter: Path | None, log: Path) -> dict[str, Table]:
-    """The cost table that the server's log names, and the calibration beside its drafter."""
+    """Read the cost table that the server's log names, and the calibration of its drafter."""
     tables: dict[str, Table] = {}
     text = log.read_text(errors="replace") if log.is_file() else ""
     named = _COST_TABLE.findall(text)

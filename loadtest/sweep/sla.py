@@ -1,10 +1,10 @@
-"""The highest throughput that holds a service level, found from measured points.
+"""Find the highest throughput that holds a service level, from measured points.
 
 A level is a floor under the speed per user (median, slowest tenth) and a ceiling on the time to
 first token (p95). Speed can only drop and waiting only grow with load, so each criterion is fitted
 monotonically over load before it is judged; the first limit to be crossed gives the capacity.
-It is interpolated only where the arm bends; where it breaks (a cliff) the last load that held is
-given, and so is "at least" or "infeasible" where the crossing lies outside of the measured loads.
+The capacity is interpolated only if the criterion changes gradually; at a cliff it is that of the
+last load that held. "at least" or "infeasible": the crossing is outside of the measured loads.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _CLIFF = 2.0  # a criterion worsens by more than this times the growth of the lo
 
 @dataclass(frozen=True)
 class Sla:
-    """Speeds in tokens/s/user, TTFT in s; None leaves a criterion out."""
+    """Speeds in tokens/s/user, TTFT in s; None disables a criterion."""
 
     speed_p50: float | None = None
     speed_p10: float | None = None
@@ -46,7 +46,7 @@ class Sla:
 
 @dataclass(frozen=True)
 class Capacity:
-    """throughput: tokens/s at `load`, 0 when infeasible; why: what limits it, in words.
+    """throughput: tokens/s at `load`, 0 if infeasible; why: its limit, in words.
 
     bracket: highest load that held and lowest that did not, None where not measured.
     """
@@ -59,12 +59,12 @@ class Capacity:
 
 
 def capacity(points: Sequence[Point], sla: Sla) -> Capacity:
-    """Highest throughput that holds the SLA. points: one per load, at least one."""
+    """Compute the highest throughput that holds the SLA. points: one per load, at least one."""
     ordered = _ordered(points)
     loads = np.array([point.load for point in ordered], dtype=np.float64)
     fits = _headroom(ordered, sla)
     worst = np.min([*fits.values()], axis=0)  # [loads]: 1 and above holds
-    holding = int((worst >= 1).sum())  # monotone: those that hold come first
+    holding = int((worst >= 1).sum())  # monotone: those that hold are first
     delivered = _best_so_far(ordered)
     if holding == 0:
         name = min(fits, key=lambda key: fits[key][0])
@@ -81,7 +81,7 @@ def capacity(points: Sequence[Point], sla: Sla) -> Capacity:
     if before / after > _CLIFF * outside / inside:
         why = f"{name} breaks down {before / after:.1f}-fold from load {inside:g} to {outside:g}"
         return Capacity("cliff", float(delivered[holding - 1]), inside, bracket, why)
-    # 1 / headroom (time per token, TTFT) is what grows about linearly with load.
+    # 1 / headroom (time per token, TTFT) grows about linearly with load.
     share = (1 - 1 / before) / (1 / after - 1 / before)
     load = inside + share * (outside - inside)
     throughput = float(np.interp(load, loads, delivered))
@@ -91,9 +91,9 @@ def capacity(points: Sequence[Point], sla: Sla) -> Capacity:
 def next_load(
     points: Sequence[Point], sla: Sla, *, whole: bool = True, tolerance: float = 0.05
 ) -> float | None:
-    """Load to measure next, or None when the bracket is narrow enough.
+    """Return the load to measure next, or None if the bracket is narrow enough.
 
-    Doubles or halves until the crossing is bracketed, then takes the bracket's geometric middle.
+    Doubles or halves until the crossing is bracketed, then returns the bracket's geometric middle.
     whole: loads are numbers of users. tolerance: relative width at which the search ends.
     """
     held, missed = capacity(points, sla).bracket
@@ -121,7 +121,7 @@ def _ordered(points: Sequence[Point]) -> list[Point]:
 
 
 def _headroom(ordered: Sequence[Point], sla: Sla) -> dict[str, Floats]:
-    """By criterion, limit reached = 1 and better above: [loads], non-increasing (isotonic fit)."""
+    """Fit each criterion, 1 at its limit and better above: [loads], non-increasing (isotonic)."""
     raw: dict[str, list[float]] = {}
     if sla.speed_p50 is not None:
         raw["speed at p50"] = [point.speed_p50 / sla.speed_p50 for point in ordered]
@@ -136,13 +136,12 @@ def _headroom(ordered: Sequence[Point], sla: Sla) -> dict[str, Floats]:
 
 
 def _best_so_far(ordered: Sequence[Point]) -> Floats:
-    """Compute the best throughput at each load or below: [loads]. An operator can run an arm at
-    less than this load."""
+    """Compute the best throughput at each load or below, which an operator may choose: [loads]."""
     return np.maximum.accumulate([point.throughput for point in ordered])
 
 
 def _falling(values: Sequence[float]) -> Floats:
-    """Least-squares non-increasing fit: [n] (pool adjacent violators)."""
+    """Fit non-increasing values by least squares: [n] (pool adjacent violators)."""
     pools: list[tuple[float, int]] = []  # (mean, how many)
     for value in values:
         mean, count = value, 1

@@ -1,7 +1,7 @@
-"""All cells of a sweep compared: levels with intervals, paired ratios, frontiers, SLAs, a verdict.
+"""Compare all cells of a sweep: levels with intervals, paired ratios, frontiers, SLAs, a verdict.
 
-Void cells never enter. A comparison at a load takes the trials in which both arms have a valid cell
-there; the one at matched throughput needs whole trials and reports what it skips. No sentence
+Void cells never enter. A comparison at a load uses the trials in which both arms have a valid cell
+there; the one at matched throughput needs complete trials and reports the skipped ones. No sentence
 names a winner if the interval contains 1.
 """
 
@@ -48,16 +48,16 @@ class Cells:
 
     @classmethod
     def of(cls, cells: Sequence[Cell]) -> Cells:
-        """Those that may be compared."""
+        """Select the cells that may be compared."""
         good = [c for c in cells if not c.void and c.tokens_per_s]
         return cls({(c.arm, c.loop, c.level, c.trial): c for c in good})
 
     def with_speed(self) -> Cells:
-        """Those with a speed per user, which answers of one chunk do not have."""
+        """Select the cells with a speed per user, which answers of one chunk lack."""
         return Cells({place: cell for place, cell in self.by_place.items() if cell.speed.p50})
 
     def at(self, arm: str, loop: Loop, level: float) -> dict[int, Cell]:
-        """By trial."""
+        """Return the cells of one arm at one load, by trial."""
         return {
             trial: cell
             for (name, way, place, trial), cell in sorted(self.by_place.items())
@@ -65,12 +65,12 @@ class Cells:
         }
 
     def levels(self, arm: str, loop: Loop) -> list[float]:
-        """Loads at which the arm has a valid cell, ascending."""
+        """Return the loads at which the arm has a valid cell, ascending."""
         return sorted({k[2] for k in self.by_place if k[:2] == (arm, loop)})
 
 
 def summarise(config: SweepConfig, cells: Sequence[Cell], planned: int) -> Summary:
-    """The whole summary. planned: number of cells that the sweep has to measure."""
+    """Summarise a sweep. planned: number of cells that the sweep has to measure."""
     good = Cells.of(cells)
     matched = [matched_summary(good, *pair) for pair in _pairs(config)]
     return Summary(
@@ -89,7 +89,7 @@ def summarise(config: SweepConfig, cells: Sequence[Cell], planned: int) -> Summa
 def compared(
     good: Cells, over: str, under: str, what: str, loop: Loop, level: float
 ) -> Compared | None:
-    """The paired ratio at one load, None where no trial has both arms."""
+    """Compute the paired ratio at one load; None if no trial has both arms."""
     good = good.with_speed() if what == "speed_p50" else good
     ours, theirs = good.at(over, loop, level), good.at(under, loop, level)
     trials = sorted(ours.keys() & theirs.keys())
@@ -115,7 +115,7 @@ def compared(
 
 
 def matched_summary(good: Cells, over: str, under: str) -> MatchedSummary:
-    """Speed per user at equal total throughput, closed loop (paper, Figure 7)."""
+    """Compare speed per user at equal total throughput, closed loop (paper, Figure 7)."""
     good = good.with_speed()
     trials, levels, left_out = _comparable(good, over, under)
     if not trials or not levels[under] or not levels[over]:
@@ -198,7 +198,7 @@ def _no_match(over: str, under: str, left_out: list[str]) -> MatchedSummary:
 
 
 def _pairs(config: SweepConfig) -> list[tuple[str, str]]:
-    """Pairs to compare: what was asked for, then that arm and all others, then all and baseline."""
+    """List the pairs: the configured one, its `over` with every arm, each arm with the baseline."""
     pairs: list[tuple[str, str]] = []
     if config.compare is not None:
         ours = config.compare.over
@@ -290,7 +290,7 @@ def _capacity(arm: str, points: Sequence[Point], sla: Sla) -> SlaCapacity:
 
 
 def mean_points(cells: Sequence[Cell], arm: str) -> list[Point]:
-    """The arm's closed-loop points, means over the trials that count, by ascending load."""
+    """Return the arm's closed-loop points, means over the trials that count, by ascending load."""
     return _mean_points(Cells.of(cells), arm, "closed")
 
 
@@ -356,7 +356,7 @@ def _notes(cells: Sequence[Cell], planned: int) -> list[str]:
 
 
 def _warnings(cells: Sequence[Cell]) -> list[str]:
-    """A line for each arm and kind of warning, with the words of the first cell that has it."""
+    """Return a line for each arm and kind of warning, in the words of its first cell."""
     found: dict[tuple[str, str], list[Cell]] = {}
     for cell in cells:
         for kind in cell.warnings:
@@ -369,7 +369,7 @@ def _warnings(cells: Sequence[Cell]) -> list[str]:
 
 
 def _repeats(config: SweepConfig, cells: Sequence[Cell]) -> list[str]:
-    """A line for each load that sends a whole prompt twice, unless that is wanted."""
+    """Return a line for each load that sends a whole prompt twice, unless that is wanted."""
     if config.repeats == "wanted":
         return []
     worst: dict[tuple[Loop, float], Cell] = {}

@@ -1,7 +1,7 @@
-"""Name the faster arm, or "no one", and order the arms of a trial.
+"""Name the faster arm, or no winner, and order the arms of a trial.
 
-A trial measures every arm once, next to each other, so that a slow minute of the machine hits all
-of them; only ratios within a trial are compared (`intervals.paired_ratio`).
+A trial measures every arm once, next to each other, so that a slow minute of the machine affects
+all of them; only ratios within a trial are compared (`intervals.paired_ratio`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from sglang_dspark.intervals import MIN_TRIALS, Ratio
 
 
 def verdict(name: str, against: str, what: str, ratio: Ratio) -> str:
-    """One sentence. what: the quantity compared, such as "throughput at 4 users"."""
+    """State the winner in a sentence. what: the quantity, such as "throughput at 4 users"."""
     shown = f"{ratio.mid:.2f}x (95% {ratio.low:.2f} to {ratio.high:.2f}, {ratio.trials} trials)"
     if ratio.trials < MIN_TRIALS:
         few = "one trial is" if ratio.trials == 1 else f"{ratio.trials} trials are"
@@ -25,10 +25,10 @@ def verdict(name: str, against: str, what: str, ratio: Ratio) -> str:
 
 
 def arm_order(arms: Sequence[str], trial: int) -> list[str]:
-    """The arms' order in a trial (from 0): rotated, and reversed every other time.
+    """Order the arms of a trial (from 0): rotated, and reversed every other time.
 
-    Over 2 x len(arms) trials each arm is as often at each place, and as often before as after
-    each other arm.
+    Over 2 x len(arms) trials each arm has each place equally often, and is before and after
+    each other arm equally often.
     """
     shift = trial // 2 % len(arms)
     order = [*arms[shift:], *arms[:shift]]

@@ -1,9 +1,9 @@
 """Verify sampled drafts of DFLASH on a CPU, by a torch operator and plain decoding's distribution.
 
 Upstream: sglang/srt/speculative/dflash_utils.py imports the operator by value, so its name there is
-the target; on a CPU it is None. `build_speculative_verify_target_probs`, also there, is not the
-distribution of plain decoding (backends/cpu/accept.py); sampling masks of DSPARK are cut from it,
-too.
+the target; on a CPU it is None. `build_speculative_verify_target_probs` in the same file differs
+from plain decoding's distribution (backends/cpu/accept.py); DSPARK's sampling masks are derived
+from it, too.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
 """Accept the speculative algorithms on a CPU, keep overlap scheduling, fill free slots at once.
 
-Upstream: sglang/srt/arg_groups/speculative_hook.py. `_handle_dspark` checks the device's name,
-where `_handle_dflash` asks the platform. EAGLE and NGRAM disable the overlap schedule on every CPU.
+Upstream: sglang/srt/arg_groups/speculative_hook.py. `_handle_dspark` checks the device's name;
+`_handle_dflash` checks the platform. EAGLE and NGRAM disable the overlap schedule on every CPU.
 
 With DSPARK upstream keeps up to four freed slots of a full server empty and admits requests in
 groups (sglang/srt/managers/min_free_slots_delayer.py), as its draft makes each prefill slow. Our
 prefill of the draft takes a few milliseconds, and an empty slot costs more: with 8 users on 8
-slots, two of three steps had seven requests. So a freed slot is filled at once, unless
-`--min-free-slots-delay` names a number.
+slots, two of three steps had seven requests. So a freed slot is filled at once, unless the user
+sets `--min-free-slots-delay`.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class _AsAccelerator:
     why="upstream rejects DSPARK by the device's name",
 )
 def handle_dspark(original: Callable[[Any], None], server_args: Any) -> None:
-    """AROUND hook of `_handle_dspark`: give it a view of the arguments with another device."""
+    """Run `_handle_dspark` on a view of the arguments with another device (AROUND hook)."""
     resolving_view = upstream.speculative_hook.resolving_view
     if resolving_view(server_args).device != "cpu":
         original(server_args)
@@ -54,8 +54,8 @@ def handle_dspark(original: Callable[[Any], None], server_args: Any) -> None:
     finally:
         upstream.speculative_hook.resolving_view = resolving_view
     _fill_slots_at_once(server_args)
-    if not on_demand.active():  # no server follows
-        rehearsal.compile_early()  # here, as seconds of imports follow before the scheduler starts
+    if not on_demand.active():  # no server starts in this process
+        rehearsal.compile_early()  # now: the scheduler starts only after seconds of imports
 
 
 def _fill_slots_at_once(server_args: Any) -> None:
@@ -73,7 +73,7 @@ def _fill_slots_at_once(server_args: Any) -> None:
 def choose_chain(
     original: Callable[..., tuple[int, int, int]], server_args: Any, model_arch: str
 ) -> tuple[int, int, int]:
-    """AROUND hook: return steps, topk 1 and drafted tokens, as many steps as upstream chooses."""
+    """Return steps, topk 1 and drafted tokens, with upstream's number of steps (AROUND hook)."""
     steps = original(server_args, model_arch)[0]
     return steps, 1, steps + 1
 
@@ -84,9 +84,9 @@ def choose_chain(
     why="upstream turns the overlap schedule off for EAGLE and NGRAM on a CPU",
 )
 def keep_overlap(server_args: Any) -> None:
-    """REPLACE hook: keep the overlap schedule, as our operators follow the relay's order.
+    """Keep the overlap schedule, as our operators follow the relay's order (REPLACE hook).
 
-    Stops the server for drafts that no operator verifies here.
+    Stops the server for drafts that no CPU operator verifies.
     """
     asked = upstream.resolving_view(server_args)
     if asked.speculative_algorithm == "NGRAM":

@@ -1,7 +1,7 @@
 """Register our CPU attention backend with SGLang, for the target and for drafts.
 
-Upstream: sglang/srt/speculative/draft_utils.py, `DraftBackendFactory._create_backend`: EAGLE's
-draft backends are made from closed tables of names.
+Upstream: `DraftBackendFactory._create_backend` in sglang/srt/speculative/draft_utils.py makes
+EAGLE's draft backends from closed tables of names.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ SEAMS = Seams(device="cpu")
     why="a backend's name must be known before the command line is parsed",
 )
 def offer_backend(*args: Any, **kwargs: Any) -> None:
-    """Offer the name: BEFORE hook of `ServerArgs.add_cli_args`."""
+    """Add our name to the choices (BEFORE hook of `ServerArgs.add_cli_args`)."""
     attention_registry.offer_attention()
 
 

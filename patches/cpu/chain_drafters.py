@@ -1,9 +1,9 @@
 """Serve a chain drafter (Eagle3, MTP) by DSPARK on a CPU, so that its drafts are scheduled.
 
 Upstream: sglang/srt/speculative/dspark_components/dspark_config.py reads a block, a mask token and
-a Markov head from a drafter's config.json; a chain drafter has none. The class that
-sglang/srt/models/registry.py has for its architecture is run by another worker; in a server with
-DSPARK ours takes its place (backends/cpu/chain_model.py). A target whose layers are not captured
+a Markov head from a drafter's config.json; a chain drafter has none. Another worker runs the class
+that sglang/srt/models/registry.py has for its architecture; in a server with DSPARK ours
+replaces it (backends/cpu/chain_model.py). A target whose layers are not captured
 returns its last hidden state, which MTP reads.
 """
 
@@ -26,7 +26,7 @@ SEAMS = Seams(device="cpu")
     why="upstream's DSPARK refuses a drafter without a Markov head",
 )
 def chain_config(original: Callable[..., Any], *, draft_hf_config: Any) -> Any:
-    """AROUND hook of `parse_dspark_draft_config`: describe a chain drafter as a block.
+    """Describe a chain drafter as a block (AROUND hook of `parse_dspark_draft_config`).
 
     The mask token is never embedded, and there is no Markov head.
     """
@@ -54,9 +54,9 @@ def chain_config(original: Callable[..., Any], *, draft_hf_config: Any) -> Any:
     why="upstream spaces layers evenly for a drafter that names none",
 )
 def choose_features(config: Any, *, model_config: Any, **unused: Any) -> Any:
-    """AFTER hook of `resolve_spec_aux_hidden_state_config`: what the target returns.
+    """Choose the target's features (AFTER hook of `resolve_spec_aux_hidden_state_config`).
 
-    MTP reads the last hidden state, so no layer; Eagle3 those that EAGLE3 would capture.
+    MTP reads the last hidden state, so no layer; Eagle3 the layers that EAGLE3 would capture.
     """
     if not config.is_dspark or config.draft_model_config is None:
         return config
@@ -76,7 +76,7 @@ def choose_features(config: Any, *, model_config: Any, **unused: Any) -> Any:
     why="upstream's class of the architecture works with another worker alone",
 )
 def use_chain_model(registry: Any, architecture: str) -> None:
-    """BEFORE hook of `is_arch_supported`: put our class in the place of upstream's for DSPARK."""
+    """Replace upstream's class by ours for DSPARK (BEFORE hook of `is_arch_supported`)."""
     if architecture in (EAGLE3, MTP) and upstream.get_spec().speculative_algorithm == "DSPARK":
         from sglang_dspark.backends.cpu.chain_model import ChainModel
 

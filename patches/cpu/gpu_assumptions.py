@@ -4,7 +4,7 @@ Upstream: sglang/srt/managers/overlap_utils.py and sglang/srt/speculative/spec_u
 Triton operators by value, so the consumers' names are the targets.
 sglang/srt/speculative/dspark_components/dspark_worker_v2.py calls `record_stream` on any device.
 `ModelRunner._extend_forward_kwargs` (sglang/srt/model_executor/model_runner.py) casts input
-embeddings to bfloat16, so a float32 draft, whose block is fed as embeddings, fails on the mix.
+embeddings to bfloat16, so a float32 draft, whose block is passed as embeddings, fails.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def record_stream(self: Tensor, stream: Any) -> None:
 def keep_embedding_dtype(
     result: dict[str, Any], self: Any, forward_batch: Any, pp_proxy_tensors: Any
 ) -> dict[str, Any]:
-    """AFTER hook of `_extend_forward_kwargs`: cast input embeddings to the model's own dtype.
+    """Cast input embeddings to the model's own dtype (AFTER hook of `_extend_forward_kwargs`).
 
     Batches with overridden rows are built from the result and stay unchanged.
     """

@@ -1,9 +1,9 @@
 """Put our kernels into a model once its weights are loaded: layers, products, look-ups, context.
 
-Upstream: `ModelRunner.load_model` (sglang/srt/model_executor/model_runner.py) ends with a model
-whose modules have an unquantised method each (layers/quantization/unquant.py) and forwards of
-their own (models/{llama,llama_eagle,qwen2,qwen3,dflash,dspark}.py). What is put on the instances
-here calls those for what our kernels do not support.
+Upstream: `ModelRunner.load_model` (sglang/srt/model_executor/model_runner.py) returns a model
+whose modules have an unquantised method each (layers/quantization/unquant.py) and their own
+forwards (models/{llama,llama_eagle,qwen2,qwen3,dflash,dspark}.py). The replacements on the
+instances call those for inputs that our kernels do not support.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ SEAMS = Seams(device="cpu")
     "as much as their arithmetic",
 )
 def prepare_model(result: Any, runner: Any, *, fast: bool = True) -> Any:
-    """AFTER hook of `load_model`: pack the weights and use our operators.
+    """Pack the weights and use our operators (AFTER hook of `load_model`).
 
-    fast: False for operators that a CPU lacks only, without fast paths of passes and drafts.
+    fast: False for only the operators that a CPU lacks, without fast paths of passes and drafts.
     """
     from sglang_dspark.backends.cpu import linear, packed_weights, weight_methods
 
     model = runner.model
     _use_torch_operators(model)
-    linear.prepare()  # may compile, which belongs to loading, not to the first request
+    linear.prepare()  # may compile: now, not during the first request
     packed_weights.pack_target(runner)
     if fast:
         _use_fast_paths(model)
@@ -43,7 +43,7 @@ def prepare_model(result: Any, runner: Any, *, fast: bool = True) -> Any:
 
 
 def _use_torch_operators(model: Any) -> None:
-    """Take torch's operators where a draft has Triton kernels for bfloat16."""
+    """Use torch's operators where a draft has Triton kernels for bfloat16."""
     for module in model.modules():
         if isinstance(module, upstream.DFlashAttention):
             module.use_table_qk_norm_rope = False
@@ -52,7 +52,7 @@ def _use_torch_operators(model: Any) -> None:
 
 
 def _use_fast_paths(model: Any) -> None:
-    """Compute layers by a few kernel calls; write a draft's context by one."""
+    """Compute layers by a few kernel calls; write a draft's context by one call."""
     from sglang_dspark.backends.cpu import context_kv, packed_weights, weight_methods
     from sglang_dspark.backends.cpu.layers import layer_stack
 

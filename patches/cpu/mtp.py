@@ -1,4 +1,4 @@
-"""Run the step of an MTP draft (EAGLE, topk 1) by the fast paths of DSPARK's step.
+"""Run an MTP draft step (EAGLE, topk 1) by the fast paths of DSPARK's step.
 
 Upstream: sglang/srt/models/llama_eagle.py (`LlamaModel.forward`),
 sglang/srt/speculative/eagle_worker_v2.py (`EagleDraftWorker.draft`, `_draft_extend_for_decode`) and
@@ -33,7 +33,7 @@ def forward_model(
     input_embeds: Tensor | None = None,
     pp_proxy_tensors: Any = None,
 ) -> Tensor:
-    """AROUND hook of the draft's `LlamaModel.forward`: compute tokens [n] -> hidden [n, d]."""
+    """Compute tokens [n] -> hidden [n, d] (AROUND hook of the draft's `LlamaModel.forward`)."""
     from sglang_dspark.backends.cpu.layers import layer_spec, layer_stack
 
     stack = stack_of_model(model, layer_spec.eagle_layer_of)
@@ -56,9 +56,9 @@ def forward_model(
 def draft_one(
     original: Callable[..., Any], worker: Any, batch: Any, *, with_topology: bool = False
 ) -> Any:
-    """AROUND hook of `EagleDraftWorker.draft`: reuse the last step's draft if it has one token.
+    """Reuse the last step's draft if it has one token (AROUND hook of `EagleDraftWorker.draft`).
 
-    Upstream plans a pass of the draft model too, which it then does not run.
+    Upstream also plans a pass of the draft model, which it then does not run.
     """
     known = batch.spec_info
     if with_topology or worker.speculative_num_steps != 1 or not _plain_chain(worker, batch):
@@ -98,9 +98,9 @@ def accept_drafts(
     *unused: Any,
     **watermark: Any,
 ) -> Any:
-    """AROUND hook of `eagle_sample`: return tokens [R * n], lengths [R], accepted rows [R, n].
+    """Return tokens [R * n], lengths [R], accepted rows [R, n] (AROUND hook of `eagle_sample`).
 
-    Upstream's takes every request as greedy on a CPU, and watermarks on a GPU only.
+    Upstream's treats every request as greedy on a CPU, and watermarks on a GPU only.
     """
     if batch.forward_mode.is_idle():
         return original(verify_input, batch, logits_output, grammar_mask, *unused, **watermark)
@@ -130,7 +130,7 @@ def _adjust(logits: Tensor, info: Any, n: int, grammar_mask: Any) -> None:
 
 
 def _of_rank_0(outcome: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """Broadcast rank 0's outcome in place: each rank draws random numbers of its own."""
+    """Broadcast rank 0's outcome in place: each rank draws its own random numbers."""
     parallel = upstream.get_parallel()
     group = parallel.attn_tp_group if parallel.attn_dp_enabled else parallel.tp_group
     if group.world_size > 1:
@@ -153,10 +153,10 @@ def extend_verified(
     *,
     kv_loc_plan: Any = None,
 ) -> None:
-    """AROUND hook of `_draft_extend_for_decode`: run the draft model over the verified windows.
+    """Run the draft model over the verified windows (AROUND hook of `_draft_extend_for_decode`).
 
-    Same rows, positions and slots as the target's pass just made, so its plan serves again; and
-    only the last accepted row of a window goes through the draft's LM head.
+    Rows, positions and slots are those of the target's last pass, so its plan is reused; only the
+    last accepted row of a window is multiplied by the draft's LM head.
     """
     hidden = None
     if kv_loc_plan is None and _plain_chain(worker, batch):
@@ -179,7 +179,7 @@ def extend_verified(
 
 
 def _window_states(worker: Any, batch: Any, result: Any) -> Tensor | None:
-    """Return the draft's states [R * n, d] after each verified token; None: upstream has to run."""
+    """Return the draft's states [R * n, d] after each verified token; None: upstream must run."""
     from sglang_dspark.backends.cpu.attention import DsparkCpuAttnBackend
     from sglang_dspark.backends.cpu.layers import layer_spec, layer_stack
 
@@ -189,7 +189,7 @@ def _window_states(worker: Any, batch: Any, result: Any) -> Tensor | None:
     if why is not None:
         log_off("draft over the verified windows", why)
         return None
-    head = runner.model.logits_processor  # whose logits have to be the LM head's product alone
+    head = runner.model.logits_processor  # its logits must be the LM head's product alone
     if (
         head.logit_scale is not None
         or head.final_logit_softcapping

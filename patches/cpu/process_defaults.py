@@ -1,16 +1,16 @@
-"""Set defaults of a CPU server's memory and processes, which upstream has for a GPU.
+"""Set defaults of a CPU server's memory and processes; upstream's are for a GPU.
 
-The KV pool is limited to a quarter of the memory that was free at the start. Upstream
+The KV pool is limited to a quarter of the memory that is free at the start. Upstream
 (sglang/srt/mem_cache/kv_cache_configurator.py) sizes it as on a GPU, which one server owns: nearly
 all free memory, 15 of 24 GB for a model of 135M parameters. Other programs share a CPU's memory;
-the next server is killed. `--max-total-tokens` or `--mem-fraction-static` sets the size as upstream
-does.
+the next server is killed. `--max-total-tokens` or `--mem-fraction-static` sets the size as in
+upstream.
 
 Processes are forked from the first one, which has imported SGLang and torch. Upstream
 (sglang/srt/entrypoints/engine.py, `_set_envs_and_config`) spawns them, as a process that has used
 CUDA must. Each spawned process imports both again: 8 s of computing a process, and 550 MB a server.
-A fork copies only the thread that calls it, and OpenMP hangs in a child whose parent had computed
-with it. So a process that has other threads by then (an engine in a user's own program) still
+A fork copies only the thread that calls it, and OpenMP hangs in a child whose parent has used
+it. So a process that has other threads by then (an engine in a user's own program) still
 spawns. OpenBLAS starts its threads when NumPy is imported, and starts them again in a child.
 """
 
@@ -40,11 +40,11 @@ SIZES = ("max_total_tokens", "mem_fraction_static")
     why="upstream takes nearly all free memory of the machine for the KV pool",
 )
 def limit_pool(result: int, self: Any, pre_model_load_memory: float) -> int:
-    """AFTER hook of `_profile_available_bytes`: return the bytes for the pools of a rank.
+    """Return the bytes for the pools of a rank (AFTER hook of `_profile_available_bytes`).
 
     pre_model_load_memory: GiB free on the rank's memory node before its weights are loaded.
     """
-    # The user's own arguments: in the resolved ones upstream has filled in a fraction.
+    # The user's own arguments: upstream has filled in a fraction in the resolved ones.
     given = getattr(self.server_args, "_raw_input", None) or {}
     if any(given.get(name) is not None for name in SIZES):
         return result
@@ -67,7 +67,7 @@ def limit_pool(result: int, self: Any, pre_model_load_memory: float) -> int:
     why="upstream spawns: every process imports SGLang for 8 s, and keeps a copy of it",
 )
 def fork_if_safe(result: None, server_args: Any) -> None:
-    """AFTER hook of `_set_envs_and_config`: start processes by `fork`, or log why not."""
+    """Start processes by `fork`, or log why not (AFTER hook of `_set_envs_and_config`)."""
     reason = why_not()
     if reason is None:
         mp.set_start_method("fork", force=True)
@@ -76,7 +76,7 @@ def fork_if_safe(result: None, server_args: Any) -> None:
 
 
 def why_not() -> str | None:
-    """Return why this process must not fork; None if it may."""
+    """Return the reason why this process must not fork; None if it may."""
     if sys.platform != "linux":
         return f"forks are not safe on {sys.platform}"
     pools = [pool for pool in threadpool_info() if pool["internal_api"] == "openblas"]
@@ -85,5 +85,5 @@ def why_not() -> str | None:
 
 
 def _threads() -> int:
-    """Count the threads of this process, native ones too."""
+    """Count the threads of this process, including native ones."""
     return len(os.listdir("/proc/self/task"))

@@ -23,7 +23,7 @@ from sglang_dspark.patches.seam import Seams
 from sglang_dspark.verify.sampling import truncate
 
 SEAMS = Seams(device="cpu")
-UNSEEDED = -(2**63)  # as a request's own seed it means none
+UNSEEDED = -(2**63)  # a request with this seed counts as unseeded
 
 
 def batch_seeds(reqs: Sequence[Any]) -> Tensor:
@@ -39,7 +39,7 @@ def batch_seeds(reqs: Sequence[Any]) -> Tensor:
     why="upstream drops a request's seed unless inference is deterministic, which no CPU has",
 )
 def keep_seeds(result: Any, cls: type, batch: Any, vocab_size: int) -> Any:
-    """AFTER hook of `from_schedule_batch`: put the requests' seeds into the batch."""
+    """Add the requests' seeds to the batch (AFTER hook of `from_schedule_batch`)."""
     algorithm = batch.spec_algorithm
     if result.sampling_seed is None and (algorithm.is_none() or algorithm.is_dspark()):
         result.sampling_seed = batch_seeds(batch.reqs)
@@ -61,7 +61,7 @@ def sample(
     positions: Tensor,
     simple_sampling_case: bool,
 ) -> tuple[Tensor, Any]:
-    """AROUND hook of `_sample_from_probs`: draw one token a row of probs [R, V].
+    """Draw one token a row of probs [R, V] (AROUND hook of `_sample_from_probs`).
 
     Upstream draws all rows without seeds, as its seeded draw needs an operator that stock wheels
     lack on a CPU; rows with a seed are then drawn again.

@@ -1,4 +1,4 @@
-"""Run without upstream's relay of confidences where our planner schedules, on a CPU.
+"""Disable upstream's relay of confidences on a CPU where our planner schedules.
 
 Upstream: `decide_needs_confidence_relay` in sglang/srt/managers/overlap_utils.py.
 """
@@ -18,7 +18,7 @@ SEAMS = Seams(device="cpu")
     why="upstream would copy confidences in every step, which our planner does not read",
 )
 def needs_confidence_relay(original: Callable[[], bool]) -> bool:
-    """AROUND hook: disable upstream's relay, as our planner has one, tagged with generations."""
+    """Disable upstream's relay, as our planner has one, tagged with generations (AROUND hook)."""
     from sglang_dspark.serving import mode
 
     return original() and not mode.choice().ours

@@ -7,7 +7,7 @@ verified. A backend named by the user, the target's architecture or deterministi
 
 The drafter has the target's backend: `resolve_draft_worker_attention_backend` in
 sglang/srt/speculative/draft_worker_common.py inherits the prefill backend, and triton, trtllm_mha
-and fa4 are among its choices. Its block attends in both directions, which trtllm_mha serves by one
+and fa4 are among its choices. Its block attends in both directions, for which trtllm_mha uses one
 row a token (`_needs_encoder_only_expand` in trtllm_mha_backend.py).
 """
 
@@ -40,7 +40,7 @@ def choose_backend(
     use_mla_backend: bool,
     model_config: Any,
 ) -> str:
-    """AROUND hook: return SGLang's default, or a backend that adds ragged windows to it."""
+    """Return SGLang's default, or a backend that adds ragged windows to it (AROUND hook)."""
     chosen = original(server_args, use_mla_backend, model_config)
     if use_mla_backend or model_config.is_encoder_decoder:
         return chosen
@@ -59,7 +59,7 @@ def choose_backend(
 
 
 def _scheduled_backend(record: Any, sglangs: str, *, asymmetric: bool) -> str | None:
-    """Return the backend of this GPU if the server is scheduled with it; None: keep SGLang's."""
+    """Return this GPU's backend if the server is scheduled with it; None: keep SGLang's."""
     args = upstream.resolving_view(record)
     is_ours = str(args.speculative_algorithm).upper() == "DSPARK" and mode.choice().ours
     if not is_ours or not str(args.device).startswith("cuda"):
@@ -74,5 +74,5 @@ def _scheduled_backend(record: Any, sglangs: str, *, asymmetric: bool) -> str | 
             return None
         why = drafter_check.obstacle(record, upstream.ResolvedView(record, overlay=overlay))
     except DSparkError:
-        return None  # `check_drafter` stops the server over it, with the same words
+        return None  # `check_drafter` stops the server with the same message
     return backend if why is None else None

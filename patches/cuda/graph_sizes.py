@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
     why="upstream allocates logits for graphs of 256 requests that a server of 48 never runs",
 )
 def trim_decode_sizes(result: None, server_args: Any) -> None:
-    """AFTER hook of `_handle_dspark`: trim the sizes, unless the user named them."""
+    """Trim the sizes, unless the user named them (AFTER hook of `_handle_dspark`)."""
     args = upstream.resolving_view(server_args)
     decode, running = args.cuda_graph_config.decode, int(args.max_running_requests)
     decode_phase = upstream.Phase.DECODE

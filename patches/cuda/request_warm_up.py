@@ -1,7 +1,7 @@
-"""Name our warm-up among the server's, unless it starts without any.
+"""Add our warm-up to the server's, unless the server starts without any.
 
 Upstream: sglang/srt/entrypoints/http_server.py, `lifespan`, answers the requests of each warm-up
-that `--warmups` names before HTTP is served. What ours does: `sglang_dspark.serving.warm_up`.
+that `--warmups` names before HTTP is served. Ours: `sglang_dspark.serving.warm_up`.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ SEAMS = Seams(device="cuda")
     "compile while users wait",
 )
 def name_warm_up(result: None, server_args: Any) -> None:
-    """AFTER hook of `_handle_dspark`: register the warm-up and name it behind the user's own.
+    """Register the warm-up and name it after the user's own (AFTER hook of `_handle_dspark`).
 
-    Tokenizer workers are processes of their own, in which nothing is registered here.
+    Tokenizer workers are separate processes, in which this registration has no effect.
     """
     args = upstream.resolving_view(server_args)
     if args.skip_server_warmup or args.tokenizer_worker_num > 1:

@@ -2,7 +2,7 @@
 
 Upstream: sglang/srt/layers/sampler.py draws the first token, after the prefill, and
 sglang/srt/speculative/dspark_components/dspark_draft.py the drafts. Neither reads a seed, and
-FlashInfer's sampler refuses batches that carry one. The accept rule reads seeds in step/accept.py.
+FlashInfer's sampler refuses batches with one. The accept rule reads seeds in step/accept.py.
 Plain decoding keeps upstream's samplers.
 """
 
@@ -34,7 +34,7 @@ def sample(
     positions: Tensor,
     simple_sampling_case: bool,
 ) -> tuple[Tensor, Any]:
-    """AROUND hook of `_sample_from_probs`: draw seeded rows of probs [R, V] by their seeds."""
+    """Draw seeded rows of probs [R, V] by their seeds (AROUND hook of `_sample_from_probs`)."""
     tokens, capture = original(sampler, probs, sampling_info, positions, simple_sampling_case)
     drawn = seeds.first_tokens(tokens, probs, sampling_info, positions)
     if drawn is not tokens and capture is not None:
@@ -50,7 +50,7 @@ def sample(
     why="drafts drawn without the seed are seldom what the seed chooses",
 )
 def sample_draft_block(original: Callable[..., Any], **block: Any) -> Any:
-    """AROUND hook: draw the drafts of a step in which a request has a seed."""
+    """Draw the drafts of a step in which a request has a seed (AROUND hook)."""
     drawn = seeds.draft_seeds(block["sampling_info"])
     if drawn is None or block["greedy_draft"]:
         return original(**block)

@@ -1,8 +1,8 @@
 """Run our draft steps, accept rule and commit in the graphs of a DSPARK worker on a GPU.
 
 Upstream: sglang/srt/speculative/dspark_components/{dspark_verify,dspark_draft}.py.
-The tail of the draft's graph (dspark_draft_sampler.py) imports `draft_markov_block` by name. A
-vanilla head's steps in that graph stay SGLang's.
+The tail of the draft's graph (dspark_draft_sampler.py) imports `draft_markov_block` by name.
+SGLang still runs a vanilla head's steps in that graph.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ SEAMS = Seams(device="cuda")
     "leaves the commit of a dense draft to the host",
 )
 def end_of_graph(original: Callable[..., None], epilogue: Any, *given: Any) -> None:
-    """AROUND hook of `capture_hook`: accept and commit on the packed rows of a verify pass."""
+    """Accept and commit on the packed rows of a verify pass (AROUND hook of `capture_hook`)."""
     from sglang_dspark.backends.cuda.graph_epilogue import run
 
     run(original, epilogue, *given)
@@ -37,7 +37,7 @@ def end_of_graph(original: Callable[..., None], epilogue: Any, *given: Any) -> N
     why="upstream launches a product and two kernels for every position of a block",
 )
 def draft_markov_block(original: Callable[..., Any], **block: Any) -> Any:
-    """AROUND hook: draw the tokens of a block in one launch; return them and their logits."""
+    """Draw a block's tokens in one launch; return them and their logits (AROUND hook)."""
     from sglang_dspark.backends.cuda.draft import draft_steps
 
     return draft_steps(original, **block)

@@ -3,17 +3,17 @@
 Upstream (sglang/srt/layers/attention/triton_backend.py) assumes that every request's window has
 gamma + 1 rows, and ignores the layout. Its kernels read where a window begins from `qo_indptr`, so
 only that is set here, in the eager metadata and in a graph's buffers. Its unified kernel of
-deterministic inference counts rows by itself; backends/cuda/features.py excludes it.
+deterministic inference counts rows itself; backends/cuda/features.py excludes it.
 
 Upstream calls `_forward_extend_kernel` for prefills, verify passes and blocks of the drafter alike.
 Its kernel (sglang/kernels/ops/attention/extend_attention.py) is made for prefills: a program serves
-one query head with tiles of 64 or 128 rows, of which a window has at most gamma + 1. On an H200 it
-took 7.6 of the 16.5 ms of a step of 64 requests. The split-KV kernels of the same file serve AMD
-alone and refuse ragged windows.
+one query head with tiles of 64 or 128 rows, of which a window fills at most gamma + 1. On an H200
+it used 7.6 of the 16.5 ms of a step of 64 requests. The split-KV kernels of the same file are for
+AMD only and refuse ragged windows.
 
-Only passes of mode TARGET_VERIFY run on our kernel. What `kernels/window_attention.py` does not
-support stays SGLang's, with one line in the log, and `verify: {window_kernel: false}` leaves all
-of it there.
+Only passes of mode TARGET_VERIFY run on our kernel. SGLang's kernel runs, with one line in the log,
+where `kernels/window_attention.py` lacks an option of the layer, and always with
+`verify: {window_kernel: false}`.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ logger = logging.getLogger(__name__)
 class TritonAttention(Upstream):
     """Upstream's backend, with verify windows of different lengths."""
 
-    supports_ragged_verify_graph = True  # the runner asks this before it replays a ragged pass
+    supports_ragged_verify_graph = True  # the runner reads this before it replays a ragged pass
 
     def init_forward_metadata(self, forward_batch: Any) -> None:
-        """Begin each request where the layout of a pass does."""
+        """Set the start of each request's rows to that of the pass's layout."""
         super().init_forward_metadata(forward_batch)
         layout = _layout_of(forward_batch.spec_info)
         if layout is not None and forward_batch.forward_mode.is_target_verify():
@@ -56,12 +56,12 @@ class TritonAttention(Upstream):
     ) -> Any:
         """Stage the windows for a captured graph.
 
-        bs: slots of the graph. Tokens of the tier that are in no window are given to the empty
-        slots, and to the last window if no slot is empty, as in SGLang's FA3 backend: rows of no
-        window would stay unwritten, and their content reaches MoE routing and per-tensor scales.
+        bs: slots of the graph. Empty slots get the tier's tokens that are in no window, or the
+        last window if no slot is empty, as in SGLang's FA3 backend: rows of no window would stay
+        unwritten, and their content reaches MoE routing and per-tensor scales.
         Attention is causal, so the last window's own rows do not read them. A window longer than a
-        tile of the kernel (64 rows or more) is written up to there. That needs tiers more than 56
-        tokens apart: graphs of more than 64 requests.
+        tile of the kernel (64 rows or more) is written up to one tile. That needs tiers more than
+        56 tokens apart: graphs of more than 64 requests.
         """
         found = super()._update_target_verify_buffers(
             plan, bs, seq_lens, spec_info, req_pool_indices
@@ -73,8 +73,8 @@ class TritonAttention(Upstream):
         return found
 
     def _forward_extend_kernel(self, layer: Any, *args: Any, **kwargs: Any) -> Any:
-        """Run a verify pass on our kernel."""
-        # In upstream's metadata TARGET_VERIFY alone has mask_indptr; the mode is not passed on.
+        """Run a verify pass on our kernel if it supports the pass, else on SGLang's."""
+        # The mode is not passed on; only TARGET_VERIFY has mask_indptr in upstream's metadata.
         is_verify = getattr(self.forward_metadata, "mask_indptr", None) is not None
         is_chosen = self.dllm_attention is None and current_config().verify.window_kernel
         if is_verify and is_chosen and _attend(*args, **kwargs):
@@ -93,7 +93,7 @@ def _attend(
     sm_scale: float, *, logit_cap: float, sliding_window_size: int, sinks: Tensor | None,
     xai_temperature_len: int, score_mod: Any, **ignored: Any,
 ) -> bool:  # fmt: skip
-    """Write `o` [T, H, Dv]; return False where SGLang's kernel has to.
+    """Write `o` [T, H, Dv]; return False where SGLang's kernel must run.
 
     Arguments are those of upstream's `extend_attention_fwd`. ignored: page_size and
     extend_seq_lens_cpu (slots of a cache [slots, KV, D] have one stride), window_kv_offsets (of a
@@ -107,14 +107,14 @@ def _attend(
     if why is not None:
         _report(why)
         return False
-    # Upstream's kernel has no window for -1 and none for 0 either.
+    # Upstream's kernel applies no window for -1, nor for 0.
     sliding = sliding_window_size if sliding_window_size > 0 else -1
     attend_triton(windows, context, Rule(sm_scale, is_causal, sliding, logit_cap, sinks), o)
     return True
 
 
 def _unsupported(xai_temperature_len: int, score_mod: Any) -> str | None:
-    """Return the option of a layer that our kernel does not have."""
+    """Return the layer's option that our kernel lacks, or None."""
     if xai_temperature_len > 0:
         return "the layer scales its scores by position"
     return "the layer adds a term of its own to its scores" if score_mod is not None else None

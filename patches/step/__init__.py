@@ -1,1 +1,1 @@
-"""Put the decode step into SGLang, on every device."""
+"""Add the decode step to SGLang, on every device."""

@@ -2,7 +2,7 @@
 
 Upstream: sglang/srt/server_args.py, `ServerArgs.add_cli_args`. Plugins are loaded before
 the command line is parsed, and `ServerArgs.from_cli_args` reads only its own fields from the
-namespace, so a further option is safe. Its action names the file in `SGLANG_DSPARK_CONFIG`, which
+namespace, so one more option is safe. Its action names the file in `SGLANG_DSPARK_CONFIG`, which
 the spawned processes inherit.
 """
 
@@ -44,7 +44,7 @@ class _ReadConfig(argparse.Action):
     why="upstream's command line has no place for a plugin's own settings",
 )
 def add_config_flag(result: None, parser: argparse.ArgumentParser) -> None:
-    """AFTER hook of `ServerArgs.add_cli_args`: add our option."""
+    """Add our option (AFTER hook of `ServerArgs.add_cli_args`)."""
     parser.add_argument(
         "--dspark-config",
         metavar="FILE",

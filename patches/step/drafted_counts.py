@@ -1,8 +1,8 @@
-"""Count in an answer's `meta_info` the drafts that were verified, not gamma for every step.
+"""Count only verified drafts in an answer's `meta_info`, not gamma for every step.
 
 Upstream (sglang/srt/managers/tokenizer_manager.py) computes `spec_num_proposed_drafts` as
 steps times gamma. Under confidence scheduling a step verifies fewer, or none; the acceptance rate
-of a request without drafts is then 0. `spec_cap_lens_histogram` has what was verified.
+of a request without drafts is then 0. `spec_cap_lens_histogram` has the verified tokens.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ RATE, PROPOSED = "spec_accept_rate", "spec_num_proposed_drafts"
     why="upstream counts gamma drafts a step, also where scheduling verified fewer or none",
 )
 def count_drafted(result: None, self: Any, meta_info: dict[str, Any], *given: Any) -> None:
-    """AFTER hook of `_calculate_spec_decoding_metrics`: correct the two fields in place.
+    """Correct the two fields in place (AFTER hook of `_calculate_spec_decoding_metrics`).
 
     Both are absent from an answer for which no draft was verified. `spec_cap_lens_histogram[w]`
     counts steps that verified w tokens, the anchor and w - 1 drafts; other steps verified all.

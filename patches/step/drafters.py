@@ -1,13 +1,13 @@
-"""Serve drafters that SGLang does not: without a confidence head, or with experts; refuse others.
+"""Serve drafters without a confidence head or with experts, which SGLang does not; refuse others.
 
 Upstream: sglang/srt/models/dspark.py builds the head in the mode `compact` without reading
 `enable_confidence_head`, and sglang/srt/speculative/dspark_components/dspark_planner.py raises
 where there is none. Our step estimates confidence from the draft's distribution instead
 (drafter/draft_confidence.py). Nothing changes for a drafter with a head, or in SGLang's own modes.
 
-sglang/srt/models/registry.py, `_ModelRegistry`, is a dict of classes that is asked for an
-architecture before it returns the class. SGLANG_EXTERNAL_MODEL_PACKAGE fills the same dict, but
-there is one such package, and it may be the user's.
+sglang/srt/models/registry.py, `_ModelRegistry`, is a dict of classes; `is_arch_supported` is
+called before it returns a class. SGLANG_EXTERNAL_MODEL_PACKAGE fills the same dict, but
+there is one such package, and the user may need it.
 
 A drafter that does not fit the target is refused before any process is spawned.
 """
@@ -39,7 +39,7 @@ SEAMS.before(
     why="upstream builds the head of a checkpoint that has none, and then misses its weights",
 )
 def head_of(original: Callable[[Any], Any], config: Any) -> Any:
-    """AROUND hook of `build_confidence_head`: return None for a checkpoint that has no head."""
+    """Return None for a checkpoint without a head (AROUND hook of `build_confidence_head`)."""
     has_head = getattr(config, "enable_confidence_head", True) is not False
     return None if mode.estimates_confidence(has_head=has_head) else original(config)
 
@@ -54,10 +54,10 @@ def head_of(original: Callable[[Any], Any], config: Any) -> Any:
 def plan_without_head(
     original: Callable[..., None], planner: Any, *, draft_model: Any, **options: Any
 ) -> None:
-    """AROUND hook of the planner's `__init__`: accept a draft model without a head.
+    """Accept a draft model without a head (AROUND hook of the planner's `__init__`).
 
-    Upstream's constructor only asks whether there is one. `carries_confidence` then says that there
-    is none, so upstream relays nothing.
+    Upstream's constructor only checks that a head exists. `carries_confidence` then returns
+    False, so upstream relays nothing.
     """
     headless = draft_model.confidence_head is None and mode.estimates_confidence(has_head=False)
     if not headless:
@@ -74,7 +74,7 @@ def plan_without_head(
     why="SGLang has drafters with experts inside DeepSeek-V4 alone",
 )
 def add_moe_drafter(registry: Any, architecture: str) -> None:
-    """BEFORE hook of `is_arch_supported`: import our class when SGLang asks for it."""
+    """Import our class when SGLang looks for it (BEFORE hook of `is_arch_supported`)."""
     if architecture == MOE_ARCHITECTURE and architecture not in registry.models:
         from sglang_dspark.backends.moe.moe_model import DSparkMoEModel
 

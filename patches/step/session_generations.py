@@ -1,7 +1,7 @@
 """Start a new generation of the pool row with each turn of a streaming session.
 
 A session keeps its request's pool row from turn to turn. This package identifies a request by its
-row and the row's generation, for the counts of penalties and the request's speed. These end with a
+row and the row's generation, for its penalty counts and its speed. Both end with a
 turn.
 """
 

@@ -1,16 +1,16 @@
-"""Serve targets whose classes hand no features of their layers to a DSPARK drafter.
+"""Serve targets whose classes pass no features of their layers to a DSPARK drafter.
 
 Upstream: `configure_aux_hidden_state_capture` in
 sglang/srt/model_executor/model_runner_components/attention_backend_setup.py raises for a class that
-has neither `set_dspark_layers_to_capture` nor `set_dflash_layers_to_capture`. Two ways are left
-(sglang_dspark/serving/target_features.py has the classes):
+has neither `set_dspark_layers_to_capture` nor `set_dflash_layers_to_capture`. Two alternatives
+remain (sglang_dspark/serving/target_features.py has the classes):
 
-- `set_eagle3_layers_to_capture`, which takes the same layer ids and returns the same states (Qwen2,
-  GLM-4.5, MiniMax-M2 and others). Not Gemma 3's: it leaves the residual stream out
+- `set_eagle3_layers_to_capture`, with the same layer ids and the same states (Qwen2,
+  GLM-4.5, MiniMax-M2 and others). Not Gemma 3's: it omits the residual stream
   (sgl-project/sglang#39286).
 - Hooks on the layers (`LayerFeatures`), for every other model of decoder layers.
 
-To drop when upstream captures the features of every such model; asked for and proposed in
+To drop when upstream captures the features of every such model; requested and proposed in
 sgl-project/sglang#34771 and sgl-project/sglang#39028.
 """
 
@@ -50,7 +50,7 @@ def capture_features(
     dflash_target_layer_ids: Sequence[int] | None,
     is_dspark: bool,
 ) -> None:
-    """AROUND hook: capture the features of a class without a hook that upstream calls."""
+    """Capture the features of a class without a hook that upstream calls (AROUND hook)."""
     ours = dflash_use_aux_hidden_state and not any(hasattr(model, name) for name in FEATURE_HOOKS)
     original(
         model=model,
@@ -63,7 +63,7 @@ def capture_features(
     if not ours:
         return
     layer_ids = list(dflash_target_layer_ids or ())
-    # Most classes capture the input of the next layer: what is behind the last one, hooks read.
+    # Most classes capture the input of the next layer; hooks read the output of the last one.
     last = len(getattr(getattr(model, "model", None), "layers", ())) - 1
     complete = type(model).__name__ not in INCOMPLETE and last not in layer_ids
     if hasattr(model, EAGLE3_HOOK) and complete:
@@ -81,7 +81,7 @@ class DSparkWorker(Upstream):
     """Upstream's worker, for a target without a method that returns its embedding."""
 
     def _resolve_target_embed_tokens(self, target_model: Any) -> Any:
-        """Return the target's embedding, which drafts share; add the method that lacks."""
+        """Return the target's embedding, which drafts share; add the missing method."""
         inner: Any = getattr(target_model, "model", None)
         if not hasattr(target_model, "get_input_embeddings"):
             theirs = getattr(inner, "get_input_embeddings", None)
@@ -90,7 +90,7 @@ class DSparkWorker(Upstream):
 
 
 def _attach(model: Any, layer_ids: Sequence[int]) -> None:
-    """Hook the layers of a model; stop the server where it is built in another way."""
+    """Hook the layers of a model; stop the server for a model with another structure."""
     inner: Any = getattr(model, "model", None)
     layers, processor = getattr(inner, "layers", None), getattr(model, "logits_processor", None)
     name, stages = type(model).__name__, upstream.get_parallel().pp_size
@@ -112,16 +112,16 @@ def _attach(model: Any, layer_ids: Sequence[int]) -> None:
 
 
 class LayerFeatures:
-    """Hooks that return the residual stream behind some layers with a model's output.
+    """Hooks that return the residual stream after some layers with a model's output.
 
-    The output of `model.model` becomes (hidden, features), as of upstream's models that capture
-    features, and the input of the logits processor is split again. A graph of a prefill holds
-    `model.model` alone (model_executor/runner/prefill_cuda_graph_runner.py), and no hook runs when
+    The output of `model.model` becomes (hidden, features), as in upstream's models that capture
+    features, and the input of the logits processor is split again. A prefill's graph contains
+    only `model.model` (model_executor/runner/prefill_cuda_graph_runner.py), and no hook runs when
     it is replayed.
     """
 
     def __init__(self, model: Any, layer_ids: Sequence[int]) -> None:
-        """layer_ids: in ascending order, each in 0 .. number of layers - 1."""
+        """Hook layers `layer_ids`: in ascending order, each in 0 .. number of layers - 1."""
         self._name = type(model).__name__
         self._features: list[Tensor] = []  # [n, d] each, of the pass in progress
         model.model.forward = self._over(model.model.forward)
@@ -160,9 +160,9 @@ def _split(
 
 
 def residual_stream(name: str, output: Any, batch: Any) -> Tensor:
-    """Return the stream behind a layer, [n, d], in memory of its own: later layers write in place.
+    """Return the stream after a layer, [n, d], in its own memory: later layers write in place.
 
-    name: the model's class. output: of the layer. Stops the server for a form that is not known.
+    name: the model's class. output: of the layer. Stops the server for an unknown form.
     """
     if batch.residual_stream is not None:  # upstream's layers keep their parts there
         stream: Tensor = upstream.residual_snapshot(_first(output), batch)

@@ -1,4 +1,4 @@
-"""Refuse, or switch off, what DSPARK's steps cannot serve without changing answers.
+"""Refuse, or switch off, features that DSPARK's steps cannot serve without changing answers.
 
 Custom logit processors: SGLang (srt/speculative/dflash_utils.py) calls one for all rows of a window
 with one `__req__`, whose output ends at the anchor: for later rows plain decoding has another
@@ -8,7 +8,7 @@ every draft is verified such a request is refused.
 `--enable-mixed-chunk` (sglang/srt/managers/schedule_batch.py, `mix_with_running`) lets running
 requests decode one token in the batch of a prompt's chunk, by SGLang's sampler and its counts of
 output tokens. DSPARK's steps do not update these counts: penalties would see no output token, and
-`min_new_tokens` would forbid EOS for ever.
+`min_new_tokens` would always forbid EOS.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ logger = logging.getLogger(__name__)
     why="a processor that reads the output sees that of the anchor in every row of a window",
 )
 def check_processor(result: Any, scheduler: Any, req: Any) -> None:
-    """AFTER hook of `init_req_max_new_tokens`, which is called once for every request.
+    """Refuse a request's unusable processor (AFTER hook of `init_req_max_new_tokens`).
 
-    Refuse a processor that cannot be loaded, which would end upstream's scheduler, and one that
-    reads the answer where every draft is verified.
+    SGLang calls it once for every request. Refused are a processor that cannot be loaded, which
+    would end upstream's scheduler, and one that reads the answer where every draft is verified.
     """
     if not req.custom_logit_processor or req.to_finish:
         return
@@ -55,7 +55,7 @@ def check_processor(result: Any, scheduler: Any, req: Any) -> None:
 
 
 def _refuse(req: Any, why: str) -> None:
-    req.custom_logit_processor = None  # upstream runs an aborted request's prompt all the same
+    req.custom_logit_processor = None  # upstream still runs an aborted request's prompt
     req.set_finish_with_abort(f"custom_logit_processor: {why}")
 
 
@@ -65,7 +65,7 @@ def _refuse(req: Any, why: str) -> None:
     why="a mixed step draws tokens by counts of output tokens that DSPARK's steps do not keep",
 )
 def disable_mixed_chunk(result: None, server_args: Any) -> None:
-    """AFTER hook of `_handle_dspark`: turn the argument off, and log it."""
+    """Turn the argument off, and log it (AFTER hook of `_handle_dspark`)."""
     if upstream.resolving_view(server_args).enable_mixed_chunk:
         upstream.declare_resolution(server_args, "sglang-dspark", enable_mixed_chunk=False)
         logger.warning(

@@ -30,7 +30,7 @@ class DSparkWorker(Upstream):
     def init_cuda_graphs(self) -> None:
         """Capture a draft if a graph supports it; then attach our step to the ready worker.
 
-        A capture of grouped products that read the host would end the server. On a GPU the draft's
+        Capturing grouped products that read the host would end the server. On a GPU the draft's
         heads are reduced to the tokens that can be drafted, before the capture.
         """
         if self._hosts_draft:
@@ -51,7 +51,7 @@ class DSparkWorker(Upstream):
             self.dspark_step = attach_if_supported(self)
 
     def get_confidence_budget_prepare(self) -> Any:
-        """Return the function that plans a step before its launch; SGLang asks on a GPU only."""
+        """Return the function that plans a step before its launch; SGLang calls it only on GPUs."""
         state = self.dspark_step
         if state is None:
             return super().get_confidence_budget_prepare()
@@ -80,7 +80,7 @@ class DSparkWorker(Upstream):
     def _forward_prefill(self, batch: Any, on_publish: Any, pp_proxy_tensors: Any = None) -> Any:
         """Draw first tokens by the requests' seeds.
 
-        The decode step before it gets no step time: it waited for the prefill.
+        The preceding decode step gets no step time: it waited for the prefill.
         """
         state = self.dspark_step
         if state is None:
@@ -100,7 +100,7 @@ class DSparkWorker(Upstream):
     why="outcomes are learned when they are on the host anyway",
 )
 def process_decode(result: None, processor: Any, batch: Any, step: Any) -> None:
-    """AFTER hook of `process_batch_result_decode`: learn from a step's results on the host."""
+    """Learn from a step's results on the host (AFTER hook of `process_batch_result_decode`)."""
     state = state_of(processor.model_worker)
     if state is not None:
         from sglang_dspark.step.plan import learn

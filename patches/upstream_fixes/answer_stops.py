@@ -1,9 +1,9 @@
-"""End answers at the stop that plain decoding finds, and report which of them it was.
+"""End answers at the stop that plain decoding finds, and report which stop it was.
 
 Upstream looks for stops in all tokens that a step accepted (sglang/srt/managers/schedule_batch.py,
-`Req.update_finish_state`): for one stop string after the other, and for stop tokens only if there
-is none. With `{"stop": ["user"]}` a window of `<eos>`, `\\n`, `user` ends the answer in front of
-`user`, where plain decoding ends it at `<eos>`; of two strings the one named first wins. An empty
+`Req.update_finish_state`): for one stop string after the other, and for stop tokens only if no
+string occurs. With `{"stop": ["user"]}` a window of `<eos>`, `\\n`, `user` ends the answer before
+`user`, where plain decoding ends it at `<eos>`; of two strings the first in the list wins. An empty
 stop is in every text (sglang#38712): clients send it for "no stop", and OpenAI's API ignores it.
 
 `/v1/messages` (sglang/srt/entrypoints/anthropic/serving.py) maps the finish reason "stop" to
@@ -100,7 +100,7 @@ def _with_stop(frame: str, matched: str) -> str:
     drop_when="upstream ignores or refuses empty stop strings and patterns",
 )
 def drop_empty(self: Any, tokenizer: Any) -> None:
-    """BEFORE hook of `SamplingParams.normalize`: drop the empty ones, for every API."""
+    """Drop empty stops, for every API (BEFORE hook of `SamplingParams.normalize`)."""
     self.stop_strs = _without_empty(self.stop_strs)
     self.stop_regex_strs = _without_empty(self.stop_regex_strs)
 
@@ -109,7 +109,7 @@ def _without_empty(stops: str | list[str] | None) -> str | list[str] | None:
     return [each for each in stops if each] if isinstance(stops, list) else stops or None
 
 
-_PART = "\ufffd"  # a tokenizer's text for bytes of an incomplete character
+_PART = "\ufffd"  # a tokenizer decodes bytes of an incomplete character to this
 
 
 @SEAMS.around(
@@ -121,7 +121,7 @@ _PART = "\ufffd"  # a tokenizer's text for bytes of an incomplete character
     drop_when="upstream ends an answer at the earliest stop of the accepted tokens",
 )
 def end_at_the_first(original: Callable[..., None], req: Any, new_accepted_len: int = 1) -> None:
-    """AROUND hook of `update_finish_state`: call upstream's for one token after the other.
+    """Call upstream's method for one token after the other (AROUND hook of `update_finish_state`).
 
     Tokens after the end stay in `output_ids`, as their slots are in use; `finished_len` excludes
     them from the answer. The grammar has already accepted the whole window.
@@ -149,8 +149,8 @@ def end_at_the_first(original: Callable[..., None], req: Any, new_accepted_len: 
 def _may_stop(req: Any, fresh: int) -> bool:
     """Return whether a stop string or pattern may end a prefix of the window, after one decoding.
 
-    A pattern may match in a prefix alone; so may a string in bytes that the next token completes to
-    another character. An invalid token has to be replaced before it is decoded.
+    A pattern may match only in a prefix; so may a string in bytes that the next token completes to
+    another character. An invalid token must be replaced before it is decoded.
     """
     strings, window = req.sampling_params.stop_strs, req.output_ids[-fresh:]
     if req.sampling_params.stop_regex_strs or min(window) < 0 or max(window) >= req.vocab_size:

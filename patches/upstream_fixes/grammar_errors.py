@@ -4,7 +4,7 @@
 in its middle. Upstream (sglang/srt/constrained) then masks every token. Greedy decoding takes token
 0, which the grammar refuses, and the request gets a 500. Sampling finds a row without probability
 and raises in the scheduler, which ends the server. Here such a row stays unmasked: the grammar
-refuses any sampled token, and the answer says why. A grammar that is complete before
+refuses any sampled token, and the answer names the reason. A grammar that is complete before
 `min_new_tokens` allows no token either (backends/cpu/accept.py).
 """
 
@@ -31,7 +31,7 @@ _ALL = -1  # of xgrammar's mask of 32 tokens: every bit
     drop_when="upstream's samplers survive a row in which the grammar masks every token",
 )
 def open_dead_ends(grammar: Any, logits: Any, vocab_mask: Any) -> None:
-    """BEFORE hook of xgrammar's `apply_vocab_mask`: allow all tokens where it would allow none.
+    """Allow all tokens where a grammar allows none (BEFORE hook of xgrammar's `apply_vocab_mask`).
 
     logits: [rows, V]; vocab_mask: [rows, ceil(V / 32)] int32, a bit a token, changed in place. It
     is read on its device without a synchronisation. Drafts are looked up in the unchanged mask.
@@ -64,7 +64,7 @@ class ResultProcessor(Upstream):
 
 
 def blame(req: Any) -> None:
-    """Answer a request that its grammar has just ended with status 400."""
+    """Set status 400 for a request that its grammar has just ended."""
     if not isinstance(req.to_finish, upstream.FINISH_ABORT):
         return
     if is_dead_end(req.grammar, req.vocab_size):
@@ -86,7 +86,7 @@ def is_dead_end(grammar: Any, vocab: int) -> bool:
 
 
 def is_too_short(req: Any) -> bool:
-    """Return whether its grammar allows only the stop tokens that `min_new_tokens` forbids."""
+    """Return whether a request's grammar allows only stop tokens that `min_new_tokens` forbids."""
     if len(req.output_ids) >= req.sampling_params.min_new_tokens:
         return False
     allowed = _allowed(req.grammar, req.vocab_size)
@@ -94,14 +94,14 @@ def is_too_short(req: Any) -> bool:
 
 
 def _allowed(grammar: Any, vocab: int) -> torch.Tensor | None:
-    """Return the tokens that a grammar allows now, [V] bool; None if that is unknown.
+    """Return the tokens that a grammar allows now, [V] bool; None if they are unknown.
 
-    It is unknown after its end, which a request may have reached that ends for another reason.
+    They are unknown after the grammar's end; such a request ended for another reason.
     """
     if grammar.is_terminated():
         return None
     mask = grammar.allocate_vocab_mask(vocab, 1, "cpu")
-    if mask.dtype != torch.int32:  # of another backend, whose masks are no bits
+    if mask.dtype != torch.int32:  # another backend's mask, without a bit a token
         return None
     grammar.fill_vocab_mask(mask, 0)
     bits = mask.view(-1, 1) >> torch.arange(32, dtype=torch.int32)  # [ceil(V / 32), 32]

@@ -13,10 +13,10 @@ from typing import Any
 from sglang_dspark.patches.seam import Seams
 
 SEAMS = Seams()
-# No hook wraps these, and modules hold many. Types alone are looked at: a lazy object that is asked
-# for anything imports what it stands for.
+# No hook wraps these, and modules hold many. Only types are compared: reading an attribute of a
+# lazy object imports the module behind it.
 _PLAIN = {str, int, float, bool, bytes, dict, list, tuple, set, frozenset, type(None), ModuleType}
-# Most modules of a server. None of them takes a name from SGLang.
+# Most modules of a server. They import no name from SGLang.
 _OTHERS = {
     *("torch", "transformers", "sympy", "mpmath", "numpy", "scipy", "numba", "llvmlite", "triton"),
     *("aiohttp", "huggingface_hub", "openai", "pydantic", "rich", "urllib3"),
@@ -24,18 +24,18 @@ _OTHERS = {
 
 
 class Places:
-    """Notes where modules hold functions, classes and the like; walks each module once."""
+    """Record where modules hold functions, classes and other objects; walk each module once."""
 
     def __init__(self) -> None:
-        self._walked: dict[int, ModuleType] = {}  # by id, which the reference keeps taken
+        self._walked: dict[int, ModuleType] = {}  # by id, unique while the reference exists
         self._names: dict[int, list[tuple[ModuleType, str]]] = {}  # by the held object's id
 
     def rebind(self, original: Any, wrapped: Any, source: Any) -> int:
-        """Put `wrapped` in place of `original` in all modules but its own; return how often."""
+        """Put `wrapped` in place of `original` in all modules but its own; return the count."""
         self._walk()
         count, places = 0, self._names.get(id(original), [])
         for module, name in places:
-            # What was noted may have been changed since, and its id taken by another object.
+            # The name may have changed since the walk, and its id may belong to another object.
             if module is source or vars(module).get(name) is not original:
                 continue
             setattr(module, name, wrapped)
@@ -67,12 +67,12 @@ _places: list[Places] = []
     drop_when="upstream walks sys.modules once in HookRegistry.apply_hooks",
 )
 def propagate(original: Any, wrapped: Any, source_module: Any) -> int:
-    """In place of `_propagate_patch`; `forget` ends the use of what was noted."""
+    """Rebind as `_propagate_patch` does, by one walk; `forget` discards its record."""
     if not _places:
         _places.append(Places())
     return _places[0].rebind(original, wrapped, source_module)
 
 
 def forget() -> None:
-    """Drop what was noted, once all hooks are applied: modules go on changing."""
+    """Discard the record once all hooks are applied: modules continue to change."""
     _places.clear()

@@ -25,7 +25,7 @@ MASK = "<hidden>"
     drop_when="upstream redacts keys in resolved_dict, which logs and /server_info show",
 )
 def hide_in_settings(result: dict[str, Any], self: Any) -> dict[str, Any]:
-    """AFTER hook of `ServerArgs.resolved_dict`: mask the keys that are set."""
+    """Mask the keys that are set (AFTER hook of `ServerArgs.resolved_dict`)."""
     return {**result, **{name: MASK for name in KEYS if result.get(name)}}
 
 
@@ -37,10 +37,10 @@ def hide_in_settings(result: dict[str, Any], self: Any) -> dict[str, Any]:
     drop_when="upstream redacts keys in the launch command that it reports",
 )
 def hide_in_command(result: Any, argv: list[str]) -> None:
-    """AFTER hook of `prepare_server_args`: mask the keys in the launch command that it saved.
+    """Mask the keys in the saved launch command (AFTER hook of `prepare_server_args`).
 
-    By value, as a flag may be shortened, have its value in the same word, or come from a file.
+    By value: a flag may be shortened, have its value in the same word, or be read from a file.
     """
     values = {value for name in KEYS if (value := getattr(result, name))}
-    for value in sorted(values, key=len, reverse=True):  # one may be a part of another
+    for value in sorted(values, key=len, reverse=True):  # one key may be a part of another
         result._launch_command = result._launch_command.replace(value, MASK)

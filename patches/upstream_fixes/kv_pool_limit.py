@@ -6,8 +6,8 @@ request that is alone in the pool, and near its end, got status 500 ("Out of mem
 retracting all other requests") where plain decoding would have reached its limit.
 
 A request's row in the table of slots is one window and four tokens longer than the context, where a
-page has one token (sglang/srt/mem_cache/allocation_sizing.py). Two windows are reserved in it at
-the context's end; on a CPU the excess would be written to the next row.
+page has one token (sglang/srt/mem_cache/allocation_sizing.py). At the context's end a step reserves
+two windows in it; on a CPU the excess would be written to the next row.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SEAMS = Seams()
     drop_when="upstream limits max_new_tokens by the slots that a speculative step reserves",
 )
 def keep_room(result: Any, scheduler: Any, req: Any) -> None:
-    """AFTER hook of `init_req_max_new_tokens`: keep the slots of one step free after the answer.
+    """Keep the slots of one step free after the answer (AFTER hook of `init_req_max_new_tokens`).
 
     One token is always allowed: it is the prefill's, which needs no further slot.
     """
@@ -53,5 +53,5 @@ def keep_room(result: Any, scheduler: Any, req: Any) -> None:
     drop_when="upstream sizes a row of req_to_token for the reserve of a step at page size 1",
 )
 def widen_row(extra: int) -> int:
-    """AFTER hook of `get_req_to_token_extra_context_len`: add room for a step to the context."""
+    """Add slots for a step to the row (AFTER hook of `get_req_to_token_extra_context_len`)."""
     return max(extra, upstream.get_alloc_reserve_per_decode())

@@ -1,6 +1,6 @@
-"""Bind the TCP store of the ranks' rendezvous to the address of the rendezvous alone.
+"""Bind the TCP store of the ranks' rendezvous only to the address of the rendezvous.
 
-Upstream: SGLang's ranks, also a single one, meet at `tcp://127.0.0.1:…`, or those of several
+Upstream: SGLang's ranks, even a single one, meet at `tcp://127.0.0.1:…`, or on several
 machines at `--dist-init-addr`. torch's store there (torch/distributed/rendezvous.py,
 `_create_c10d_store`) listens on every interface, without authentication: any client can read and
 write it.
@@ -36,14 +36,14 @@ def meet_locally(
     timeout: timedelta,
     use_libuv: bool = True,
 ) -> Any:
-    """AROUND hook of `_create_c10d_store`: bind the store's listener to `hostname` alone.
+    """Bind the store's listener only to `hostname` (AROUND hook of `_create_c10d_store`).
 
-    torch's own function runs in these cases: this process hosts no store; a name, which may have
-    several addresses; an address of another machine (address translation); a port in use, which may
-    be this process's store for a second group.
+    torch's own function runs in these cases: this process hosts no store; `hostname` is a name,
+    which may have several addresses, or an address of another machine (address translation); the
+    port is in use, perhaps by this process's store for a second group.
     """
     listener = None
-    agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == str(True)  # it hosts the store
+    agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == str(True)  # the agent hosts the store
     if rank == 0 and use_libuv and not agent and _is_address(hostname):
         listener = _listen(hostname, port)
     if listener is None:

@@ -6,7 +6,7 @@ chunk holds up to gamma + 1 tokens. `done_reason` is always "stop", a stream has
 refused request is a 500.
 
 `/v1/responses` (`ResponsesRequest.to_sampling_params` in sglang/srt/entrypoints/openai/protocol.py)
-subtracts two tokens from `max_output_tokens`. The handler of a body that does not validate answers
+subtracts two tokens from `max_output_tokens`. The handler of a body that does not validate returns
 `str(error)`, in which FastAPI names the file, line and function of the endpoint.
 """
 
@@ -20,7 +20,7 @@ from sglang_dspark.patches.seam import Seams, Upstream
 from sglang_dspark.serving import upstream
 
 SEAMS = Seams()
-NO_LIMIT = (-1, -2)  # Ollama's num_predict: without end; until the context is full
+NO_LIMIT = (-1, -2)  # Ollama's num_predict: no limit; until the context is full
 
 
 @SEAMS.subclass(
@@ -37,7 +37,7 @@ class OllamaServing(Upstream):
     """Upstream's handler of `/api/chat` and `/api/generate`, with whole answers."""
 
     def _convert_options_to_sampling_params(self, options: Any = None) -> dict[str, Any]:
-        """Read a negative num_predict as no limit: the context and the KV pool limit the answer."""
+        """Read a negative num_predict as no limit other than the context and the KV pool."""
         sampling: dict[str, Any] = super()._convert_options_to_sampling_params(options)
         if sampling.get("max_new_tokens") in NO_LIMIT:
             sampling["max_new_tokens"] = None
@@ -101,7 +101,7 @@ async def _text_deltas(
 
 
 async def _stream(parts: AsyncIterator[dict[str, Any]]) -> Any:
-    """Start the generation before the response: a refused request is a 400, not a broken stream."""
+    """Start the generation before the response: a refused request gets 400, not a broken stream."""
     from fastapi import HTTPException
     from fastapi.responses import StreamingResponse
 
@@ -143,7 +143,7 @@ def _end(serving: Any, chunk: dict[str, Any], model_name: str) -> dict[str, Any]
 def whole_limit(
     result: dict[str, Any], self: Any, default_max_tokens: int | None = None, *_: Any, **__: Any
 ) -> None:
-    """AFTER hook of `ResponsesRequest.to_sampling_params`: set the requested limit.
+    """Set the requested limit (AFTER hook of `ResponsesRequest.to_sampling_params`).
 
     A limit beyond the context gets status 400, as from `/v1/chat/completions`.
     """
@@ -160,5 +160,5 @@ def whole_limit(
     drop_when="SGLang's handler of invalid bodies answers without str(error)",
 )
 def without_endpoint(self: Any) -> str:
-    """REPLACE hook of FastAPI's `ValidationException._format_endpoint_context`: return no text."""
+    """Return no text (REPLACE hook of FastAPI's `ValidationException._format_endpoint_context`)."""
     return ""

@@ -1,6 +1,6 @@
-"""Apply SGLang's penalties in one order in every process: the order of DSPARK's own.
+"""Apply SGLang's penalties in one order in every process: the order of DSPARK's penalties.
 
-Upstream (sglang/srt/sampling/sampling_batch_info.py) hands a set of classes to
+Upstream (sglang/srt/sampling/sampling_batch_info.py) passes a set of classes to
 `BatchedPenalizerOrchestrator`, which applies them in the set's order. Classes hash by address, so
 that order differs from process to process, and `logit * factor` does not commute with
 `logit - penalty`: a plain server's answers differ from those of the next, and from DSPARK's.
@@ -32,7 +32,7 @@ ORDER = (
 def sort_penalizers(
     self: Any, vocab_size: int, batch: Any, penalizers: Any
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """BEFORE hook of the orchestrator's `__init__`: sort by `ORDER`, other classes last."""
+    """Sort by `ORDER`, other classes last (BEFORE hook of the orchestrator's `__init__`)."""
     rank = {name: place for place, name in enumerate(ORDER)}
     ordered = sorted(
         penalizers, key=lambda each: (rank.get(each.__name__, len(rank)), each.__name__)

@@ -2,7 +2,7 @@
 
 Upstream (sglang/srt/managers/scheduler_components/batch_result_processor.py) counts the
 tokens of a step before `update_finish_state` finds the answer's end among them. With several tokens
-a step `reasoning_tokens` exceeds `completion_tokens`, by as many as the step has behind the end.
+a step `reasoning_tokens` exceeds `completion_tokens` by the number of the step's tokens after it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Refuse requests that would end the scheduler, starve others or raise: status 400 for each.
+"""Answer requests that would end the scheduler, starve others or raise with status 400.
 
 Upstream, sglang/srt/managers/tokenizer_manager.py: every API calls `generate_request`, once a
 request, and `_validate_one_request`, once an answer; both answer a ValueError with status 400.
@@ -24,14 +24,14 @@ from sglang_dspark.serving.speed_targets import target_of
 
 SEAMS = Seams()
 Int32 = Annotated[int, Field(ge=-(2**31), lt=2**31)]
-Float32 = Annotated[float, Field(ge=-3.4e38, le=3.4e38)]  # beyond, a tensor cannot be made of it
-# Narrower than upstream's, so that no product or quotient of them leaves float32: a logit that is
-# infinite, or a top_p that is 0 there, leaves a row without probability.
+Float32 = Annotated[float, Field(ge=-3.4e38, le=3.4e38)]  # a larger value fits no float32 tensor
+# Narrower than upstream's, so that no product or quotient of them leaves float32: an infinite
+# logit, or a top_p that is 0 in float32, leaves a row without probability.
 TopP = Annotated[float, Field(ge=1e-37)]
 Factor = Annotated[float, Field(ge=1e-6)]
 Bias = Annotated[float, Field(ge=-1e20, le=1e20)]
 Scalar = bool | int | float | str | None
-_PARSER: Any = re._parser  # type: ignore[attr-defined]  # what `re.compile` reads patterns by
+_PARSER: Any = re._parser  # type: ignore[attr-defined]  # the parser of `re.compile`
 _CODES: Any = re._constants  # type: ignore[attr-defined]
 _REPEATS = (_CODES.MAX_REPEAT, _CODES.MIN_REPEAT, _CODES.POSSESSIVE_REPEAT)
 
@@ -39,8 +39,8 @@ _REPEATS = (_CODES.MAX_REPEAT, _CODES.MIN_REPEAT, _CODES.POSSESSIVE_REPEAT)
 class Sampling(BaseModel):
     """Types and widths of `sampling_params`, as the scheduler decodes them (`SamplingParams`).
 
-    What the numbers mean is checked upstream. The last five are not for clients: they would pass
-    over upstream's checks.
+    Upstream checks the values. The last five are not for clients: they would bypass
+    upstream's checks.
     """
 
     model_config = ConfigDict(extra="ignore", strict=True, allow_inf_nan=False)
@@ -90,10 +90,10 @@ class Sampling(BaseModel):
     "there, bounds stop_regex and n, and aborts by the whole request id, not by a prefix",
 )
 class TokenizerManager(Upstream):
-    """Upstream's manager of requests, with the checks that it lacks."""
+    """Upstream's manager of requests, with the checks that upstream lacks."""
 
     def generate_request(self, obj: Any, request: Any = None) -> AsyncIterator[Any]:
-        """Check a request before upstream makes as many of it as answers are asked for."""
+        """Check a request before upstream copies it for each requested answer."""
         check_answers(obj)
         answers: AsyncIterator[Any] = super().generate_request(obj, request)
         return answers
@@ -112,7 +112,7 @@ class TokenizerManager(Upstream):
         mm_inputs: Any = None,
         token_type_ids: Any = None,
     ) -> Any:
-        """Check that the scheduler can decode what is sent to it."""
+        """Check that the scheduler can decode the request."""
         made = super()._create_tokenized_object(
             obj, input_text, input_ids, input_embeds, mm_inputs, token_type_ids
         )
@@ -120,10 +120,10 @@ class TokenizerManager(Upstream):
         return made
 
     def abort_request(self, rid: str = "", abort_all: bool = False) -> None:
-        """End no request but the one of that name.
+        """Abort the request `rid`, and no other whose name begins with `rid`.
 
-        The scheduler ends every request whose name begins with this one. Where there is such
-        another, the request whose client has left runs to its end instead.
+        The scheduler ends every request whose name begins with this one. If there is another such
+        request, the one whose client has left runs to its end instead.
         """
         if rid and any(other != rid and other.startswith(rid) for other in self.rid_to_state):
             return
@@ -131,12 +131,12 @@ class TokenizerManager(Upstream):
 
 
 def check_answers(obj: Any) -> None:
-    """Raise ValueError for more answers than are served.
+    """Raise ValueError for an invalid `rid`, or more answers than are served.
 
-    Null is upstream's default there too.
+    A null `n` is removed, so that upstream uses its default.
     """
     several = isinstance(getattr(obj, "rid", None), list)
-    obj.is_single = not several  # of a refused stream upstream reads it, without having set it
+    obj.is_single = not several  # upstream reads it for a refused stream, before setting it
     ids = getattr(obj, "input_ids", None) or [0]
     prompts = isinstance(getattr(obj, "text", None), list) or isinstance(ids[0], list)
     if several and not prompts:
@@ -169,7 +169,7 @@ def check_request(manager: Any, obj: Any, input_ids: list[int] | None) -> None:
 def check_decodable(made: Any) -> None:
     """Raise ValueError if the scheduler cannot decode a request.
 
-    The decoder itself decides. Skipped are fields that the server makes and not the client: decoded
+    Runs the decoder itself. It skips fields that the server makes, not the client: decoded
     media, time statistics.
     """
     from msgspec import MsgspecError
@@ -183,7 +183,7 @@ def check_decodable(made: Any) -> None:
 
 
 def _samplings(obj: Any) -> list[dict[str, Any]]:
-    """Return the sampling parameters of a request, of each prompt if it has several."""
+    """Return a request's sampling parameters, one mapping for each prompt that has any."""
     given = getattr(obj, "sampling_params", None)
     several = given if isinstance(given, list) else [given]
     if any(each is not None and not isinstance(each, dict) for each in several):
@@ -255,7 +255,7 @@ def _check_logprobs(obj: Any, vocab: int) -> None:
 
 
 def _check_hidden_states(obj: Any) -> None:
-    """Refuse them under DSPARK: its steps drop them, and the answer would hold an empty list."""
+    """Refuse hidden states under DSPARK: its steps drop them, and the list would be empty."""
     if not getattr(obj, "return_hidden_states", False):
         return
     if str(upstream.get_spec().speculative_algorithm).upper() == "DSPARK":
@@ -274,14 +274,14 @@ def _check_session(obj: Any) -> None:
 
 
 def check_pattern(pattern: str) -> None:
-    """Raise ValueError for an invalid pattern, and for one that may take exponential time.
+    """Raise ValueError for an invalid pattern, and for one that may need exponential time.
 
-    That is one that repeats a part which can match in several ways: a choice, an option or another
+    Such a pattern repeats a part which can match in several ways: a choice, an option or another
     repetition.
 
     SGLang (sglang/srt/managers/schedule_batch.py, `_check_str_based_finish`) searches the end of an
-    answer for `stop_regex` in every step, on the thread that schedules. `(a|a)*b` takes twice as
-    long with every `a`, and with forty of them no request of the server gets another token.
+    answer for `stop_regex` in every step, on the thread that schedules. Each `a` doubles the time
+    of `(a|a)*b`, and with forty of them no request of the server gets another token.
     """
     shown = brief(repr(pattern), 60)
     try:
@@ -304,7 +304,7 @@ def _has_ways(part: tuple[Any, Any]) -> bool:
 
 
 def _parts(parsed: Any) -> Iterator[tuple[Any, Any]]:
-    """Yield a pattern's parts, and their parts."""
+    """Yield a pattern's parts, and recursively their parts."""
     for code, given in parsed:
         yield code, given
         for inner in _inner(given):

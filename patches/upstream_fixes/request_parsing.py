@@ -1,12 +1,12 @@
-"""Answer an exception while a request is read with status 400 and the field at fault, not with 500.
+"""Answer an exception while a request is read with status 400 and the field at fault, not 500.
 
 Upstream answers a ValueError with status 400 and every other exception with 500. For a request
-whose parts do not fit each other (a list shorter than the prompts, `sampling_params: []`,
+whose parts are inconsistent (a list shorter than the prompts, `sampling_params: []`,
 `chat_template_kwargs: {"messages": []}`) it raises IndexError, KeyError, TypeError. Every JSON body
 passes FastAPI's `request_body_to_args`, every chat and completion `_convert_to_internal_request`,
 every generation `normalize_batch_and_arguments`.
 
-Requests that upstream accepts are not refused here: only those that raised get another answer. The
+Requests that upstream accepts are not refused here: only those that raise get another answer. The
 field at fault is the first one without which the exception does not occur.
 """
 
@@ -25,8 +25,8 @@ SEAMS = Seams(
     issue="none found (2026-11-27)",
     drop_when="upstream answers exceptions of a request's own values with status 400",
 )
-# What Python raises for values that do not fit each other. ValueError is answered with 400 as it
-# is; OSError and RuntimeError may be faults of the server's own.
+# Python raises these for inconsistent values. ValueError already gets 400; OSError and
+# RuntimeError may be faults of the server.
 FAULTS = (
     TypeError,
     LookupError,
@@ -35,7 +35,7 @@ FAULTS = (
     AssertionError,
     RecursionError,
 )
-MOST_TRIED = 8  # fields that are looked at: each costs as much as reading the request
+MOST_TRIED = 8  # fields to try: each costs as much as reading the request
 PROMPTS = ("text", "input_ids", "input_embeds", "prompt", "messages")
 
 
@@ -45,7 +45,7 @@ PROMPTS = ("text", "input_ids", "input_embeds", "prompt", "messages")
     signature="async (body_fields, received_body, embed_body_fields)",
 )
 async def read_body(original: Callable[..., Any], *given: Any, **named: Any) -> Any:
-    """AROUND hook of FastAPI's `request_body_to_args`: answer 400 if a validator raises.
+    """Answer 400 if a validator raises (AROUND hook of FastAPI's `request_body_to_args`).
 
     named: upstream's keyword arguments, with `received_body`, the JSON value.
     """
@@ -76,7 +76,7 @@ async def read_body(original: Callable[..., Any], *given: Any, **named: Any) -> 
     "request-chat", f"{_OPENAI}.serving_chat.OpenAIServingChat._convert_to_internal_request"
 )
 def convert(original: Callable[..., Any], self: Any, request: Any, raw_request: Any = None) -> Any:
-    """AROUND hook of `_convert_to_internal_request`: turn one of `FAULTS` into a ValueError.
+    """Turn one of `FAULTS` into a ValueError (AROUND hook of `_convert_to_internal_request`).
 
     request: the validated body, a pydantic model.
     """
@@ -99,11 +99,11 @@ def convert(original: Callable[..., Any], self: Any, request: Any, raw_request: 
     "request-parts", "sglang.srt.managers.io_struct.GenerateReqInput.normalize_batch_and_arguments"
 )
 def normalize(original: Callable[..., Any], self: Any) -> None:
-    """AROUND hook of `normalize_batch_and_arguments`: turn one of `FAULTS` into a ValueError.
+    """Turn one of `FAULTS` into a ValueError (AROUND hook of `normalize_batch_and_arguments`).
 
-    Upstream may also raise it when it makes the request of each prompt of several.
+    Upstream may also raise one when it makes the requests of several prompts.
     """
-    given = dict(vars(self))  # before upstream fills in what is missing
+    given = dict(vars(self))  # before upstream fills in missing fields
     try:
         _normalize(original, self)
         return
@@ -123,12 +123,12 @@ def normalize(original: Callable[..., Any], self: Any) -> None:
 def _normalize(original: Callable[..., Any], request: Any) -> None:
     original(request)
     if request.is_single and not isinstance(request.sampling_params, dict):
-        # Upstream reads it as a mapping much later, which is a 500.
+        # Upstream reads it as a mapping much later and then answers 500.
         raise TypeError("one prompt and one answer take one mapping")
     if not request.is_single:
         for number in range(len(request.rid)):
             request[number]
-        # Fields that upstream sets on the whole request later have to be in the parts too.
+        # Fields that upstream sets on the whole request later must be in the parts too.
         vars(request).pop("_sub_obj_cache", None)
 
 
@@ -137,21 +137,20 @@ def _default(field: Field[Any]) -> Any:
 
 
 def _blamed(given: Mapping[str, Any], again: Callable[[str], None], found: Exception) -> str:
-    """Return the message on a request. again: reads it once more without one of its fields."""
+    """Return the message on a request. again: reads it again without one of its fields."""
     for name in _suspects(given):
         try:
             again(name)
         except FAULTS:
             continue
-        except Exception:  # of another kind: it got further, or the field was needed
+        except Exception:  # another error: reading got further, or the field is required
             pass
         return _says(name, given[name], found)
     return _says(None, None, found)
 
 
 def _suspects(given: Mapping[str, Any]) -> Iterable[str]:
-    """Return names of fields to try, at most `MOST_TRIED`: lists and mappings first, prompts
-    last."""
+    """Return at most `MOST_TRIED` field names to try: lists and mappings first, prompts last."""
 
     def order(name: str) -> int:
         return 2 if name in PROMPTS else int(not isinstance(given[name], list | dict))

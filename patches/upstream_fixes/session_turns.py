@@ -2,8 +2,8 @@
 
 A session keeps its request's pool row and slots from turn to turn. Upstream
 (sglang/srt/session/streaming_session.py, `try_cache_finished_req`) assumes that all tokens of a
-finished turn are cached. The last one is not, unless the overlap loop has already launched the step
-after it. Plain decoding has no slot for that token, which corrects the number. A step that
+finished turn are cached. The last one is not, unless the overlap loop has already launched the next
+step. Plain decoding has no slot for that token, which corrects the number. A step that
 speculates has reserved slots, and the next turn would attend to their old content.
 """
 

@@ -28,7 +28,7 @@ SEAMS = Seams()
     drop_when="upstream refuses the flag without its package before it spawns a process",
 )
 def check_memory_saver(server_args: Any, argv: list[str]) -> None:
-    """AFTER hook of `prepare_server_args`: stop the server if the package is missing."""
+    """Stop the server if the package is missing (AFTER hook of `prepare_server_args`)."""
     if server_args.enable_memory_saver and not importlib.util.find_spec("torch_memory_saver"):
         startup.stop(
             "--enable-memory-saver needs the package torch-memory-saver (pip install "
@@ -44,7 +44,7 @@ def check_memory_saver(server_args: Any, argv: list[str]) -> None:
     drop_when="upstream refuses a port in use before it loads the model",
 )
 def check_port(server_args: Any, argv: list[str]) -> None:
-    """AFTER hook of `prepare_server_args`: stop the server if the port is in use."""
+    """Stop the server if the port is in use (AFTER hook of `prepare_server_args`)."""
     try:
         require_free_port(server_args.host or "127.0.0.1", int(server_args.port))
     except DSparkError as error:

@@ -1,11 +1,11 @@
 """Feed streamed text to tool-call and reasoning parsers in pieces no longer than a token.
 
-Upstream's parsers handle one state a call: a chunk that holds the end of one tool call and
-another, or text next to one, loses calls, arguments or text. Those of DeepSeek, GLM, Hermes, Llama,
-MiMo, Mistral and Qwen do. What they return of a chunk, text and calls, has no order: the chat
-handler (sglang/srt/entrypoints/openai/serving_chat.py) sends text first, and `/v1/messages` then
-drops the arguments behind it. A `<tool_call>` in reasoning ends it unless `</think>` is in the same
-chunk. One token a chunk is handled right; a step under DSPARK emits up to gamma + 1.
+Upstream's parsers handle one state a call: a chunk that contains the end of one tool call and the
+start of another, or text next to a call, loses calls, arguments or text. This affects the parsers
+of DeepSeek, GLM, Hermes, Llama, MiMo, Mistral and Qwen. A chunk's text and calls have no order: the
+chat handler (sglang/srt/entrypoints/openai/serving_chat.py) sends text first, and `/v1/messages`
+then drops the arguments after it. A `<tool_call>` in reasoning ends it unless `</think>` is in the
+same chunk. One token a chunk is parsed correctly; a DSPARK step emits up to gamma + 1.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ SEAMS = Seams(
     issue="sgl-project/sglang#31915, sgl-project/sglang#37634, sgl-project/sglang#35564",
     drop_when="upstream's parsers return the parts of a chunk in order, in any number of states",
 )
-# Markers of formats in whole (`<tool_call>`, `<|python_tag|>`, `[TOOL_CALLS]`), which parsers wait
+# Whole markers of formats (`<tool_call>`, `<|python_tag|>`, `[TOOL_CALLS]`), which parsers wait
 # for and vocabularies have as one token; then words with their space; then JSON's signs with the
-# line breaks behind them, which Hermes would send as text between calls; then single characters.
+# line breaks after them, which Hermes would send as text between calls; then single characters.
 PIECE = re.compile(r"</?[^<>\s]{1,40}>|\[/?[A-Z_]{2,}\]| ?\w+|[{}\[\]\",][\r\n]+|.", re.DOTALL)
-# A chunk without these changes no parser's state, and most chunks of an answer are such.
+# A chunk without these, like most chunks of an answer, changes no parser's state.
 _STRUCTURE = re.compile(r"[<>\[\]{}()|\"`;\n]")
 
 Stream = AsyncIterator[Any]
 
 
 def pieces(text: str) -> list[str]:
-    """Split a chunk; an empty one, which asks for what is buffered, is one piece."""
+    """Split a chunk into pieces; an empty chunk, which flushes buffered text, is one piece."""
     return (PIECE.findall(text) if _STRUCTURE.search(text) else None) or [text]
 
 
@@ -47,7 +47,7 @@ def pieces(text: str) -> list[str]:
     "continuous_usage_stats, prompt_tokens, reasoning_tokens, completion_tokens)",
 )
 async def chat_content(original: Callable[..., Stream], self: Any, **named: Any) -> Stream:
-    """AROUND hook of `_generate_stream_content`: call upstream's for each piece of a chunk.
+    """Call upstream's method for each piece of a chunk (AROUND hook of `_generate_stream_content`).
 
     named: upstream's keyword arguments. The first piece has the chunk's logprobs, the last one its
     finish reason.
@@ -84,7 +84,7 @@ async def response_events(
     *given: Any,
     **named: Any,
 ) -> Stream:
-    """AROUND hook of `_responses_stream_generator_non_harmony`: hand it a chunk in pieces."""
+    """Split chunks into pieces (AROUND hook of `_responses_stream_generator_non_harmony`)."""
     if (self.reasoning_parser or request.tools) and not _parses_whole_chunks(self, request):
         result_generator = _split(result_generator)
     async for event in original(self, request, sampling_params, result_generator, *given, **named):
@@ -92,9 +92,9 @@ async def response_events(
 
 
 async def _split(chunks: Stream) -> Stream:
-    """Yield the pieces of each chunk as chunks, all but the last without finish reason.
+    """Yield the pieces of each chunk as chunks; only the last piece has the finish reason.
 
-    chunks: the tokenizer manager's, or contexts of upstream that hold one as `last_output`.
+    chunks: the tokenizer manager's, or upstream's contexts with one in `last_output`.
     """
     sent = 0
     async for context in chunks:
@@ -111,7 +111,7 @@ async def _split(chunks: Stream) -> Stream:
 
 
 def _texts(text: str, sent: int) -> list[str]:
-    """Return the text that each piece has in upstream's form: its own, or all up to its end.
+    """Return each piece's text in upstream's form: the piece alone, or all text up to its end.
 
     sent: characters of `text` that were in earlier chunks, where a chunk has the whole text.
     """
@@ -127,7 +127,7 @@ def _texts(text: str, sent: int) -> list[str]:
 def _parses_whole_chunks(self: Any, request: Any) -> bool:
     """Return whether the output is parsed by token ids or by a grammar of the chat template.
 
-    Those parsers handle several states a chunk, and a stop token is cut off a whole chunk's text.
+    Such parsers handle several states a chunk, and a stop token is cut off a whole chunk's text.
     """
     return bool(
         self._encoding_output() is not None

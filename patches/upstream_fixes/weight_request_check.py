@@ -17,7 +17,7 @@ from sglang_dspark.patches.seam import Seams
 
 SEAMS = Seams()
 Answer = tuple[bool, str, int]  # success, message, number of paused requests
-# Those that upstream's DefaultModelLoader reads, the only loader an update may use.
+# The formats of upstream's DefaultModelLoader, the only loader that an update may use.
 FORMATS = ("auto", "safetensors", "pt", "npcache", "mistral")
 PACKAGES = ("fastsafetensors", "instanttensor")  # formats that need the package of their name
 
@@ -32,14 +32,14 @@ PACKAGES = ("fastsafetensors", "instanttensor")  # formats that need the package
 async def update_from_disk(
     original: Callable[..., Awaitable[Answer]], self: Any, obj: Any, request: Any = None
 ) -> Answer:
-    """AROUND hook of `TokenizerManager.update_weights_from_disk`: answer status 400 if refused."""
+    """Answer 400 if refused (AROUND hook of `TokenizerManager.update_weights_from_disk`)."""
     architectures = list(getattr(self.model_config.hf_config, "architectures", None) or ())
     fault = format_fault(obj.load_format) or model_fault(Path(obj.model_path), architectures)
     return (False, fault, 0) if fault else await original(self, obj, request)
 
 
 def format_fault(load_format: str | None) -> str | None:
-    """Return why an update cannot read this format; None if it can. None is the server's own."""
+    """Return the fault of a format for updates, or None. None is the server's own format."""
     known = [*FORMATS, *filter(importlib.util.find_spec, PACKAGES)]
     if load_format is None or load_format in known:
         return None
@@ -47,7 +47,7 @@ def format_fault(load_format: str | None) -> str | None:
 
 
 def model_fault(folder: Path, architectures: list[str]) -> str | None:
-    """Return why the weights in `folder` are not the target's; None if they may be.
+    """Return the fault of weights that are not the target's; None if they may be.
 
     folder: with `config.json`; without a readable one, as for a Hub id, upstream decides.
     architectures: of the served target.

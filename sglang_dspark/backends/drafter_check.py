@@ -2,9 +2,9 @@
 
 Upstream: sglang/srt/arg_groups/speculative_hook.py, `handle_speculative_decoding`, the
 step of argument resolution that first reads the drafter. The comparison itself is in
-sglang_dspark/serving/checkpoint.py. Drafters bundled in the target's checkpoint, or in an object
-store, are left to upstream. For a Hub id the configuration is fetched here, as upstream would a
-moment later; its weights are checked only if they are in the local cache already.
+sglang_dspark/serving/checkpoint.py. Upstream checks drafters bundled in the target's checkpoint or
+in an object store. For a Hub id the configuration is fetched here, as upstream does a
+moment later; its weights are checked only if they are already in the local cache.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ logger = logging.getLogger(__name__)
 
 
 def check_drafter(server_args: Any) -> None:
-    """BEFORE hook of `handle_speculative_decoding`; sets the mode and the dtype of a drafter."""
+    """Set a drafter's mode and dtype (BEFORE hook of `handle_speculative_decoding`)."""
     args = upstream.resolving_view(server_args)
     if str(args.speculative_algorithm).upper() != "DSPARK":
         return
@@ -81,7 +81,7 @@ def _check(server_args: Any, args: Any) -> None:
 def _name_dtype(server_args: Any, args: Any) -> None:
     """Name the target's dtype where the server's is `auto`, so that the drafter gets it too.
 
-    For `auto` SGLang reads the file of each model, and takes float16 for one that says float32. The
+    For `auto` SGLang reads the file of each model, and uses float16 for a float32 model. The
     verify pass then ends in a product of two types. On a CPU the platform has named float32.
     """
     if args.dtype == "auto" and str(args.device) != "cpu":
@@ -92,7 +92,7 @@ def _name_dtype(server_args: Any, args: Any) -> None:
 def _check_chain(
     server_args: Any, path: Path, args: Any, architecture: str, *, weights: bool
 ) -> None:
-    """An Eagle3 or MTP drafter is scheduled on a CPU with one rank, and must fit the target."""
+    """Check that an Eagle3 or MTP drafter is on a CPU with one rank, and fits the target."""
     alternative = (
         f"--speculative-algorithm {ALGORITHMS[architecture]} serves it, and verifies every draft"
     )
@@ -128,7 +128,7 @@ def _check_chain(
 
 
 def _require_features(path: Path, target: Target) -> None:
-    """Require features of layers; patches/step/targets.py raises when the weights are loaded."""
+    """Require features of layers; patches/step/targets.py raises only when weights are loaded."""
     if not returns_features(target.architecture):
         raise DSparkError(
             f"drafter {path} reads features of the target's layers, and {target.architecture} of "
@@ -138,7 +138,7 @@ def _require_features(path: Path, target: Target) -> None:
 
 
 def _require_positions(server_args: Any, path: Path) -> None:
-    """The drafter must know as many positions as the server; SGLang raises later."""
+    """Require as many positions of the drafter as of the server; SGLang raises later."""
     most = read_config(path).get("max_position_embeddings")
     served = upstream.model_config_of(server_args).context_len
     allowed = upstream.envs.SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN.get()
@@ -150,9 +150,9 @@ def _require_positions(server_args: Any, path: Path) -> None:
 
 
 def drafter_folder(args: Any) -> Path | None:
-    """Return the folder of the drafter's config.json, fetched from the Hub where it is an id.
+    """Return the folder of the drafter's config.json, fetched from the Hub if it is a Hub id.
 
-    None: the drafter is bundled in the target's checkpoint, or lies in an object store. Raises
+    None: the drafter is bundled in the target's checkpoint, or is in an object store. Raises
     DSparkError where there is no such drafter.
     """
     drafter = args.speculative_draft_model_path
@@ -163,7 +163,7 @@ def drafter_folder(args: Any) -> Path | None:
 
 
 def _fetch_config(drafter: str, args: Any) -> Path:
-    """Folder of the local cache that holds config.json of the Hub id `drafter`."""
+    """Fetch config.json of the Hub id `drafter`; return its folder in the local cache."""
     if drafter.count("/") != 1 or drafter[0] in "/.~" or drafter[-1] == "/":
         raise DSparkError(f"drafter {drafter} does not exist; check --speculative-draft-model-path")
     from huggingface_hub import hf_hub_download
@@ -184,7 +184,7 @@ def _fetch_config(drafter: str, args: Any) -> Path:
 
 
 def _require_bundled(server_args: Any, args: Any) -> None:
-    """Without a drafter path, a local target must carry a drafter of its own."""
+    """Require a drafter in a local target, without a drafter path."""
     folder = Path(args.model_path)
     if not folder.is_dir() or (folder / "dspark" / "config.json").is_file():
         return
@@ -210,8 +210,8 @@ def _target(server_args: Any, args: Any) -> Target:
 
 
 def _check_moe(path: Path, args: Any) -> None:
-    """A drafter with experts must fit the ranks, the device and the cache. With data-parallel
-    attention its ranks are fewer than --tp-size, and it is checked when it is built."""
+    """Require that a drafter with experts fits the ranks, the device and the cache. With data-
+    parallel attention its ranks are fewer than --tp-size, and it is checked when it is built."""
     if architecture_of(read_config(path), path) != MOE_ARCHITECTURE:
         return
     drafter = DrafterConfig.from_dir(path)
@@ -231,10 +231,10 @@ def _check_moe(path: Path, args: Any) -> None:
 
 
 def _choose_mode(server_args: Any, path: Path, args: Any) -> None:
-    """Set our choice of what is verified before SGLang loads the heads."""
+    """Set our choice of the drafts to verify before SGLang loads the heads."""
     device = str(args.device)
     if device == "cpu":
-        mode.host_verifies_all()  # raises for a mode that only SGLang's step has
+        mode.host_verifies_all()  # raises for modes that only SGLang's step has
         if upstream.mambaish_config(upstream.model_config_of(server_args)) is not None:
             raise DSparkError(
                 "DSPARK cannot serve this on a CPU: the target keeps a recurrent state; remove "
@@ -255,7 +255,7 @@ def _choose_mode(server_args: Any, path: Path, args: Any) -> None:
 
 
 def obstacle(server_args: Any, args: Any) -> str | None:
-    """Return why a GPU server with these arguments verifies every draft; None: it is scheduled.
+    """Return the reason why a GPU server verifies every draft; None: it is scheduled.
 
     server_args: SGLang's record. args: a view of it.
     """
@@ -277,7 +277,7 @@ def _start(server_args: Any, args: Any) -> features.Start:
 def _reads_confidence(path: Path) -> bool:
     """Return whether upstream will build the confidence head: in every mode but `static`.
 
-    Not for a drafter that has none and is scheduled all the same (patches/step/drafters.py).
+    Not for a drafter without a head that we still schedule (patches/step/drafters.py).
     """
     if mode.estimates_confidence(has_head=_has_head(path)):
         return False

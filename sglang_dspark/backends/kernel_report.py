@@ -1,4 +1,4 @@
-"""Report for `dspark doctor` which kernels serve on this machine."""
+"""Report for `dspark doctor` which kernels run on this machine."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Report for `dspark doctor --serve` what a server with given arguments would do.
+"""Report for `dspark doctor --serve` how a server with given arguments would start.
 
 SGLang itself resolves the arguments, with our patches in place, so its checks and ours
 (drafter_check.py, cuda/features.py) decide as at a start. No weight is read: sizes are those of the
-files' headers. What only a start can show is reported as unknown.
+files' headers. Facts that only a start can show are reported as unknown.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from sglang_dspark.schedule import compiled
 from sglang_dspark.serving import mode, on_demand, startup, upstream
 
 MIB = 1 << 20
-HUB_S = 3.0  # that a connection to the Hub may take
-_ITEM = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2}  # else one byte
+HUB_S = 3.0  # limit of a connection to the Hub
+_ITEM = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2}  # others: one byte
 _FLOATS = {"float32": 4, "float": 4, "bfloat16": 2, "float16": 2, "half": 2}
 _STARTERS = ("python", "python3", "-m", "sglang.launch_server", "sglang", "serve")
-_OF_HUB = "https://huggingface.co"  # in errors of a name that is no folder
+_OF_HUB = "https://huggingface.co"  # in errors about a name that is not a folder
 _NO_STEP = (  # variables with which our step does not serve on a CPU (step/build.py)
     "SGLANG_SIMULATE_ACC_LEN",
     "SGLANG_DSPARK_DEFER_CONTEXT_KV",
@@ -46,9 +46,9 @@ _NO_STEP = (  # variables with which our step does not serve on a CPU (step/buil
 
 @dataclass
 class LaunchReport:
-    """scheduled: whether the server would schedule by confidence. verdict: so in one line.
+    """scheduled: whether the server would schedule by confidence. verdict: the same in one line.
 
-    facts: what is known before the start, by name.
+    facts: known before the start, by name.
     """
 
     scheduled: bool = False
@@ -64,14 +64,14 @@ class _NotStartingError(Exception):
 
 
 class _NotScheduledError(Exception):
-    """The server would start and not schedule."""
+    """The server would start without scheduling."""
 
 
 def report_launch(line: str, *, complete: bool = False) -> LaunchReport:
     """Examine an argument line of `sglang.launch_server`, with or without the command itself.
 
-    Loads SGLang's plugins into this process; leaves the environment as it was. complete: whether
-    all patches are installed, which imports what a server does; else those of modules in use.
+    Loads SGLang's plugins into this process; leaves the environment unchanged. complete: install
+    all patches, which imports the modules of a server; else only those of modules in use.
     """
     report, before = LaunchReport(), dict(os.environ)
     try:
@@ -104,7 +104,7 @@ def _arguments(line: str) -> list[str]:
 
 
 def _examine(words: Sequence[str], report: LaunchReport, ends: contextlib.ExitStack) -> None:
-    """Fill the report's facts. Raises what the verdict is, unless the server is scheduled.
+    """Fill the report's facts. Raises the verdict, unless the server is scheduled.
 
     ends: closed after the examination.
     """
@@ -184,7 +184,7 @@ def _device_facts(args: Any, report: LaunchReport) -> None:
 
 
 def _kernels(device: str) -> str:
-    """Return how many kernels are compiled, where that is known before the start."""
+    """Return the number of compiled kernels, if it is known before the start."""
     if device != "cpu":
         return "unknown before the start: Triton compiles for the model's sizes"
     parts = []
@@ -201,7 +201,7 @@ def _kernels(device: str) -> str:
 
 
 def _memory_facts(record: Any, args: Any, report: LaunchReport) -> None:
-    """Add memory by part, of all ranks together."""
+    """Add memory by part, summed over all ranks."""
     report.facts["target weights"] = _stored(Path(str(args.model_path)))
     row = _kv_bytes(upstream.model_config_of(record), args)
     tokens = args.max_total_tokens
@@ -266,7 +266,7 @@ def _drafter_facts(path: Path, args: Any, report: LaunchReport) -> None:
 
 
 def _token(folder: Path, number: int) -> str:
-    """Return a token's text in quotes, by the target's tokenizer.json; nothing without one."""
+    """Return a token's text in quotes, by the target's tokenizer.json; "" without the file."""
     file = folder / "tokenizer.json"
     if not file.is_file():
         return ""
@@ -278,7 +278,7 @@ def _token(folder: Path, number: int) -> str:
 
 @contextlib.contextmanager
 def _refusals() -> Iterator[None]:
-    """Raise what SGLang, a plugin or a check of ours ends a start with, as one line."""
+    """Raise the error by which SGLang, a plugin or our check ends a start, as one line."""
     said = io.StringIO()
     try:
         with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):

@@ -1,1 +1,1 @@
-"""Benchmarks of the kernels: the shapes they are tried on, other implementations, rooflines."""
+"""Benchmarks of the kernels: their test shapes, other implementations, rooflines."""

@@ -1,11 +1,11 @@
 """Time sampled acceptance on a CUDA device: `python -m sglang_dspark.benchmarks.accept`.
 
 `accept_sampled` (`ours, token rule`) and `accept_block` (`ours, block rule`) on float32 logits, and
-`accept_listed` where requests have cuts (`ours on lists`; without a top-k with one of those two
-behind it, for incomplete lists), next to three peers. `AcceptSampling`
+`accept_listed` where requests have cuts (`ours on lists`; without a top-k one of the other two
+follows, for incomplete lists), next to three peers. `AcceptSampling`
 and `BlockwiseRejection` are SGLang's (sglang/kernels/ops/speculative/dspark/); the former applies
 cuts one after the other and normalises in between, so its distribution is not always ours; the
-latter supports no cuts. `torch.topk` of all rows is the selection of the lists by a library. Every
+latter supports no cuts. `torch.topk` of all rows is a library's selection of the lists. Every
 draft is verified. Rows are those of `timing.timed`, with memory.
 """
 
@@ -28,14 +28,14 @@ from sglang_dspark.kernels.accept_windows import Windows
 
 REQUESTS = (1, 16, 64, 256)
 GAMMA, VOCAB = 7, 151_936
-# Standard deviation of the logits: at T 1 a tenth of the mass on one token and nine tenths on 500,
-# where a deviation of 1 would spread it over most of the vocabulary, as no model does.
+# Standard deviation of the logits: at T 1 a tenth of the mass on one token and nine tenths on 500.
+# A deviation of 1 would spread it over most of the vocabulary, unlike any model.
 SPREAD = 4.0
 
 
 @dataclass(frozen=True)
 class Cut:
-    """Sampling settings that all requests of a step have; None cuts nothing."""
+    """Sampling settings of all requests of a step; None: no such cut."""
 
     name: str
     temperature: float = 1.0
@@ -54,7 +54,7 @@ CUTS = (
 def candidates(
     requests: Sequence[int] = REQUESTS, device: str = "cuda", vocab: int = VOCAB
 ) -> Iterator[Candidate]:
-    """Yield every implementation of every step; tensors of a step are shared until the next."""
+    """Yield every implementation of every step; tensors of a step are shared until the next one."""
     for count in requests:
         plain = windows(count, GAMMA, vocab, device)
         arrivals = torch.zeros(count, dtype=torch.int32, device=device)
@@ -72,7 +72,7 @@ def candidates(
 
 
 def _peers_of(cut: Cut, given: Windows) -> dict[str, partial[Call]]:
-    """Peers of this kind of cut alone."""
+    """Prepare the peers that support this kind of cut."""
     if cut.top_k is None and cut.top_p is None:
         return {"SGLang BlockwiseRejection": partial(blockwise_rejection, given)}
     lists = {
@@ -84,7 +84,7 @@ def _peers_of(cut: Cut, given: Windows) -> dict[str, partial[Call]]:
 
 
 def windows(requests: int, gamma: int, vocab: int, device: str) -> Windows:
-    """Make a step at T 1 on the device itself: 1.2 GB of logits for 256 requests of 152k tokens.
+    """Make a step at T 1 on the device: 1.2 GB of logits for 256 requests of 152k tokens.
 
     A draft's logits are the target's with noise, so that about half of the drafts are accepted.
     """
@@ -114,7 +114,7 @@ def windows(requests: int, gamma: int, vocab: int, device: str) -> Windows:
 
 
 def cut_by(given: Windows, cut: Cut) -> Windows:
-    """Return the same step with a cut in every request, logits and drafts shared."""
+    """Return the same step with a cut in every request; logits and drafts are shared."""
     like = given.temperatures
     settings = {
         "temperatures": torch.full_like(like, cut.temperature),
@@ -149,7 +149,7 @@ def topk(logits: Tensor, k: int) -> Call:
 
 
 def accept_sampling(given: Windows) -> Call:
-    """SGLang's operator with its draft probabilities, as its verify step calls it."""
+    """Prepare SGLang's operator with its draft probabilities, as its verify step calls it."""
     module = import_module("sglang.kernels.ops.speculative.dspark.dspark_accept")
     requests, gamma = given.drafts.shape
     draft, temperatures = _drafted(given)
@@ -187,7 +187,7 @@ def accept_sampling(given: Windows) -> Call:
 
 
 def blockwise_rejection(given: Windows) -> Call:
-    """SGLang's rule that is split over the vocabulary; ValueError for a step with cuts."""
+    """Prepare SGLang's vocabulary-split rule. Raises ValueError for a step with cuts."""
     if given.top_k is not None or given.top_p is not None:
         raise ValueError("supports no cuts")
     module = import_module("sglang.kernels.ops.speculative.dspark.blockwise_rejection")
@@ -217,7 +217,7 @@ def _drafted(given: Windows) -> tuple[Tensor, Tensor]:
 
 
 def _window(given: Windows) -> Tensor:
-    """[R, gamma + 1]: anchor, which no rule reads, and drafts."""
+    """Return [R, gamma + 1]: anchor, which no rule reads, and drafts."""
     return torch.cat([torch.zeros_like(given.drafts[:, :1]), given.drafts], dim=1)
 
 

@@ -1,4 +1,4 @@
-"""Steps of odd shapes for the accept rules of `kernels/`, the same for their tests and their
+"""Make steps of odd shapes for the accept rules of `kernels/`, the same for their tests and their
 benchmark."""
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ TYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def steps(count: int, seed: int, device: str = "cpu") -> Iterator[Windows]:
-    """`count` steps of 1 to 9 requests and 1 to 7 drafts; `turn` chooses what they ask for."""
+    """Yield `count` steps of 1 to 9 requests and 1 to 7 drafts; `turn` chooses their settings."""
     generator = torch.Generator().manual_seed(seed)
     for turn in range(count):
         yield step(
@@ -37,10 +37,10 @@ def step(
     turn: int,
     device: str = "cpu",
 ) -> Windows:
-    """One step. turn chooses by its bits and remainders: coarse logits (ties), cuts, draft, types.
+    """Make one step; turn chooses by bits and remainders: coarse logits (ties), cuts, draft, types.
 
-    Drafts are drawn near the target, so that about half are accepted; behind a request's verified
-    rows stands what must not be read.
+    Drafts are drawn near the target, so that about half are accepted; rows after a request's
+    verified ones are NaN, as they must not be read.
     """
     logits = 2 * torch.randn(requests, gamma + 1, vocab, generator=generator)
     near = logits[:, :gamma] + torch.randn(requests, gamma, vocab, generator=generator)
@@ -73,7 +73,7 @@ def step(
 def _settings(
     generator: torch.Generator, requests: int, vocab: int, turn: int
 ) -> dict[str, Tensor]:
-    """Cuts, greedy requests and seeds in turn; in each cut some requests are not cut."""
+    """Draw cuts, greedy requests and seeds in turn; for each cut some requests have none."""
     found: dict[str, Tensor] = {}
     free = torch.rand(requests, generator=generator) < 0.2
     if turn & 2:
@@ -94,9 +94,9 @@ def _settings(
 
 
 def with_lists(given: Windows, turn: int) -> Windows:
-    """The step with a top-k of each request and without seeds: `accept_listed`.
+    """Return the step with a top-k for each request and without seeds, for `accept_listed`.
 
-    Greedy requests have a top-k of 1 and a temperature of 0. Of every third turn few tokens stay.
+    Greedy requests have a top-k of 1 and a temperature of 0. Every third turn keeps few tokens.
     """
     vocab = given.logits.shape[1]
     most = 4 if turn % 3 == 0 else min(vocab + 2, 1024)
@@ -109,7 +109,7 @@ def with_lists(given: Windows, turn: int) -> Windows:
 
 
 def with_any_cuts(given: Windows) -> Windows:
-    """The step with its own cuts and seeds, greedy requests as `with_lists` makes them."""
+    """Return the step with its own cuts and seeds; greedy requests as in `with_lists`."""
     if given.greedy is None:
         return given
     every = torch.full_like(given.lengths, 1 << 30) if given.top_k is None else given.top_k
@@ -121,7 +121,7 @@ def with_any_cuts(given: Windows) -> Windows:
 
 
 def bounds(given: Windows) -> tuple[int, int]:
-    """`most` and `rows` of `accept_listed_triton` for a step of `with_lists`."""
+    """Return `most` and `rows` of `accept_listed_triton` for a step of `with_lists`."""
     assert given.top_k is not None
     return int(given.top_k.max()), rows_of(given)
 
@@ -132,7 +132,7 @@ def rows_of(given: Windows) -> int:
 
 
 def on(given: Windows, device: str) -> Windows:
-    """The same step on a device."""
+    """Copy the step to a device."""
     parts = {f.name: getattr(given, f.name) for f in fields(given)}
     there = {name: part.to(device) for name, part in parts.items() if part is not None}
     return Windows(**there)

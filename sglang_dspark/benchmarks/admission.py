@@ -1,8 +1,8 @@
 """Time admission on a CUDA device: `python -m sglang_dspark.benchmarks.admission`.
 
 `admission` next to its torch reference and SGLang's operator
-(sglang/kernels/ops/speculative/dspark/dspark_schedule.py), which takes confidences, knows
-no limits or weights, and leaves indptr to another launch. Rows are those of `timing.timed`.
+(sglang/kernels/ops/speculative/dspark/dspark_schedule.py), which reads confidences, has
+no limits or weights, and needs another launch for indptr. Rows are those of `timing.timed`.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def _on(operator: object, case: Batch) -> Call:
 
 
 def upstream(case: Batch) -> Call:
-    """SGLang's operator on confidences of the same logits, and the same K."""
+    """Prepare SGLang's operator on confidences of the same logits, and the same K."""
     module = import_module("sglang.kernels.ops.speculative.dspark.dspark_schedule")
     planner = import_module("sglang.srt.speculative.dspark_components.dspark_planner")
     config = planner.DSparkScheduleConfig(gamma=case.logits.shape[1])

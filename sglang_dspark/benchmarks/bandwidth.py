@@ -1,7 +1,7 @@
 """Measure a device's memory bandwidth with a kernel that reads and writes.
 
 A captured `copy_` is a node of the copy engine, which is slower than the processors: 2.7 TB/s on an
-H200, where kernels pass 4 TB/s.
+H200, where kernels exceed 4 TB/s.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from torch import Tensor
 
 from sglang_dspark.benchmarks.timing import microseconds
 
-BYTES = 2**31  # of the source; a cache has no part in it
-_BLOCK = 8192  # numbers a program
+BYTES = 2**31  # of the source, too large for a cache
+_BLOCK = 8192  # numbers of a program
 
 
 def bytes_per_second(size: int = BYTES) -> float:
-    """Return bytes read and written each second by a copy of `size` bytes on the CUDA device."""
+    """Return bytes read and written a second by a copy of `size` bytes on the CUDA device."""
     source = torch.empty(size // 4, dtype=torch.int32, device="cuda")
     target = torch.empty_like(source)
     return 2 * size / microseconds(lambda: copy_triton(source, target)) * 1e6

@@ -2,8 +2,8 @@
 
 A draft of five layers for a 4B target, in bfloat16. Ours projects and writes the packed rows of the
 pass, R + K. SGLang's operator (sglang/kernels/ops/speculative/dspark/fused_kv_write.py)
-writes what was projected of whole windows, as its injection does. Both products and the norm in
-between are torch's. `whole` is all of it, `write` is one launch. Rows are those of `timing.timed`.
+writes projections of whole windows, as its injection does. Both products and the norm between
+them are torch's. `whole` is all of it, `write` is one launch. Rows are those of `timing.timed`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SHARE = 0.4  # of the drafts, verified
 
 @dataclass(frozen=True)
 class Stage:
-    """A pass and the draft that it is committed to.
+    """A pass and the draft whose context it is written to.
 
     hidden: [T, F]. positions, slots, places: [T] int64, places in windows of `width` rows. emitted:
     [R]. fc: [d, F]; norm: [d]; stacked: [L * 2 * H * D, d]; cos_sin: [longest, D].
@@ -50,25 +50,25 @@ class Stage:
     cos_sin: Tensor
 
     def projected(self, hidden: Tensor) -> Tensor:
-        """[n, F] to [n, L * 2 * H * D]."""
+        """Project [n, F] to [n, L * 2 * H * D]."""
         features = linear(hidden, self.fc)
         return linear(rms_norm(features, features.shape[-1:], self.norm, 1e-6), self.stacked)
 
     def ours(self) -> None:
-        """Projected, written."""
+        """Project the pass's rows and write them."""
         self.write(self.projected(self.hidden))
 
     def write(self, projected: Tensor) -> None:
-        """The last launch of ours."""
+        """Write projected rows by our last launch."""
         write_triton(self.layers, projected, self.cos_sin, self.positions, self.slots)
 
     def windows(self, rows: Tensor) -> Tensor:
-        """Rows of the pass, [T, ...], in window order, [R * width, ...]."""
+        """Spread rows of the pass, [T, ...], in window order, [R * width, ...]."""
         spread = rows.new_zeros(len(self.emitted) * self.width, *rows.shape[1:])
         return spread.index_copy(0, self.places, rows)
 
     def peer(self) -> Callable[[Tensor], None]:
-        """The last launch of SGLang's, over whole windows; raises where there is none."""
+        """Prepare SGLang's last launch, over whole windows. Raises ImportError without SGLang."""
         module = import_module("sglang.kernels.ops.speculative.dspark.fused_kv_write")
         count, heads, size = self.layers.sizes
         positions, slots = self.windows(self.positions), self.windows(self.slots)
@@ -93,8 +93,8 @@ class Stage:
 
 
 def stage(requests: int, gamma: int, sizes: tuple[int, int, int, int, int], device: str) -> Stage:
-    """sizes: F, d, L, H, D. SHARE of all drafts are verified, as many of each request as of the
-    others but for one, and half of the verified rows are emitted."""
+    """Make a pass. sizes: F, d, L, H, D. SHARE of all drafts are verified, evenly over the
+    requests up to one, and half of the verified rows are emitted."""
     features, hidden, layers, heads, size = sizes
     generator = torch.Generator().manual_seed(requests)
     width, verified = gamma + 1, requests + round(SHARE * requests * gamma)
@@ -150,7 +150,7 @@ def candidates(
         )
         shape = (count, GAMMA, sizes[0], len(made.hidden))
         for case, name, make in ways:
-            # Ours ends the graph of the target's pass; SGLang's injection is launched behind it.
+            # Ours ends the graph of the target's pass; SGLang's injection is launched after it.
             yield Candidate("commit", shape, case, name, make, eager=case == "whole")
 
 

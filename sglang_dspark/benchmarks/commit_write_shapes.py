@@ -1,4 +1,4 @@
-"""Projected rows of odd shapes for `kernels.commit_write`, the same for tests and benchmark."""
+"""Make projected rows of odd shapes for `kernels.commit_write`, for tests and benchmark."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from torch import Tensor
 
 from sglang_dspark.kernels.commit_write import DraftLayers
 
-# Heads, numbers of each, and how many of these are rotated.
+# Heads, numbers of each, and rotated numbers.
 ROWS = ((1, 2, 2), (2, 16, 16), (3, 16, 8), (1, 24, 24), (2, 80, 32), (5, 12, 6), (8, 64, 64))
 CACHES = (torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn)
 GIVEN = (torch.float32, torch.bfloat16, torch.float16)
 LONGEST = 300  # positions
-UNTOUCHED = -7.0  # what caches hold before
+UNTOUCHED = -7.0  # content of caches before
 MOST = 1.01  # of `difference`, between a kernel and its reference
 
 
@@ -31,7 +31,7 @@ class Written(NamedTuple):
 
 
 def cases(count: int, seed: int = 0, device: str = "cpu") -> Iterator[Written]:
-    """`count` of 0 to 7 rows, 1 to 3 layers and every pair of types."""
+    """Yield `count` cases of 0 to 7 rows, 1 to 3 layers and every pair of types."""
     generator = torch.Generator().manual_seed(seed)
     for turn in range(count):
         rows = int(torch.randint(8, (1,), generator=generator))
@@ -52,7 +52,7 @@ def case(
     width = layers * 2 * heads * size
     projected = torch.randn(rows, width + turn % 7 // 6, generator=generator)
     projected *= 10 ** (2 * torch.rand(rows, 1, generator=generator) - 1)
-    if turn % 8 == 7:  # FP8, and beyond what that holds
+    if turn % 8 == 7:  # FP8, and values beyond its range
         projected *= 100
     angles = torch.rand(LONGEST, rotary // 2, generator=generator) * 6.3
     cos_sin = torch.cat((angles.cos(), angles.sin()), -1)
@@ -76,7 +76,7 @@ def _layers(
     turn: int,
     device: str,
 ) -> DraftLayers:
-    """Caches of so many places that hold `UNTOUCHED`; row: heads, size."""
+    """Make caches of `places` slots filled with `UNTOUCHED`; row: heads, size."""
     heads, size = row
     caches = []
     for _ in range(2 * layers):
@@ -96,7 +96,7 @@ def _layers(
 
 
 def copied(given: Written) -> Written:
-    """The same launch on caches of its own, which hold the same."""
+    """Copy the launch: its own caches with the same content."""
     own = replace(
         given.layers,
         keys=[each.clone() for each in given.layers.keys],
@@ -127,6 +127,6 @@ def _units(mine: Tensor, other: Tensor) -> float:
         return float("inf")
     sizes = torch.maximum(a.abs(), b.abs()).nan_to_num()
     unit = sizes * 2.0 ** -_DIGITS[mine.dtype] + _LEAST.get(mine.dtype, 0.0)
-    # A key is a sum of two products: what cancels leaves the rounding of float32 behind.
+    # A key is a sum of two products: cancellation leaves the rounding of float32.
     unit += 1e-6 * sizes.amax(-1, keepdim=True) + 1e-30
     return float(((a - b).nan_to_num().abs() / unit).max()) if a.numel() else 0.0

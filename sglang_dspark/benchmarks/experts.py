@@ -1,12 +1,12 @@
 """Time the experts' kernels on a CUDA device: `python -m sglang_dspark.benchmarks.experts`.
 
-Needs torch and triton only; peers are timed where they are installed. First every kind is compared
-with float64, then the device's bandwidth and its BF16 and FP8 products are measured, then layers:
-one JSON row each, `{op, shape, format, ours_us, peer, peer_us, fraction_of_ceiling}` and more.
-Times are those of `timing.microseconds`, in captured graphs.
+Requires only torch and triton; peers are timed where they are installed. First every kind is
+compared with float64, then the device's bandwidth and its BF16 and FP8 products are measured, then
+layers: one JSON row each, `{op, shape, format, ours_us, peer, peer_us, fraction_of_ceiling}` and
+more. Times are those of `timing.microseconds`, in captured graphs.
 
-Without such a device it compares in Triton's interpreter, prints the roofline plan of an H100, and
-says that it measures nothing.
+Without a CUDA device it compares in Triton's interpreter, prints the roofline plan of an H100, and
+reports that it measured nothing.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from sglang_dspark.kernels.grouped_reference import activation_values, calc_diff
 from sglang_dspark.kernels.routing import route
 
 MOST_DIFF = 5e-3  # calc_diff of a layer: activations are rounded to FP8 on both sides
-_SPARE = 0.8  # part of the memory that weights may take
+_SPARE = 0.8  # part of the memory for weights
 
 Row = dict[str, Any]
 
@@ -86,7 +86,7 @@ def _through_fp8(rows: torch.Tensor) -> torch.Tensor:
 
 
 def interpreted_correctness() -> dict[str, float]:
-    """The same in a process whose triton is interpreted: no device is needed."""
+    """Run `correctness` in a process that interprets Triton, which needs no device."""
     done = subprocess.run(
         [sys.executable, "-m", "sglang_dspark.benchmarks.experts", "--check"],
         env={**os.environ, "TRITON_INTERPRET": "1"},
@@ -100,7 +100,7 @@ def interpreted_correctness() -> dict[str, float]:
 
 
 def plan(matrix: Matrix, ceilings: Ceilings = NOMINAL_H100) -> Iterator[Row]:
-    """Yield the least time of every layer, format of weights and routing; nothing is run."""
+    """Yield the least time of every layer, format of weights and routing, without running any."""
     forms = dict.fromkeys(kind.split(" x ")[1] for kind in matrix.kinds)
     for layer in matrix.layers:
         for count in matrix.tokens:
@@ -120,7 +120,7 @@ def plan(matrix: Matrix, ceilings: Ceilings = NOMINAL_H100) -> Iterator[Row]:
 
 
 def ceilings() -> Ceilings:
-    """Measure the current device: bandwidth of a kernel, and torch's own products of 8192."""
+    """Measure the current device: bandwidth of a kernel, and torch's products of size 8192."""
     bandwidth = bytes_per_second()
     a = torch.randn(8192, 8192, device="cuda").bfloat16()
     bf16_us = microseconds(lambda: a @ a)
@@ -134,7 +134,7 @@ def ceilings() -> Ceilings:
 
 
 def measured(matrix: Matrix, reached: Ceilings | None = None) -> Iterator[Row]:
-    """Yield rows of all layers that fit the device, ours beside each peer.
+    """Yield rows of all layers that fit the device, ours next to each peer.
 
     reached: the device's ceilings; None: measured first.
     """
@@ -151,7 +151,7 @@ def measured(matrix: Matrix, reached: Ceilings | None = None) -> Iterator[Row]:
 
 
 def _cases(layer: Layer, kind: str, matrix: Matrix) -> Iterator[tuple[str, Case]]:
-    """Yield routing and operands; the weights are those of all."""
+    """Yield routing and operands; all cases share the weights."""
     form = kind.split(" x ")[1]
     shapes = ((2 * layer.inner, layer.width), (layer.width, layer.inner))
     parts = [device_weights(form, (layer.experts, *shape), "cuda") for shape in shapes]
@@ -166,14 +166,14 @@ def _cases(layer: Layer, kind: str, matrix: Matrix) -> Iterator[tuple[str, Case]
 def narrow(layer: Layer) -> Layer:
     """Return the layer with small matrices, for which Triton compiles the same kernels.
 
-    Their variants hang on experts and rows; widths, and scales of a row, only have to be multiples
+    Their variants depend on experts and rows; widths, and scales of a row, need only be multiples
     of 16.
     """
     return replace(layer, width=512, inner=512)
 
 
 def compile_kernels(matrix: Matrix) -> int:
-    """Run everything that `measured` times once, on narrow layers; return how many cases ran.
+    """Run every case of `measured` once, on narrow layers; return the number of cases.
 
     Triton keeps compiled kernels on disk, so processes can share this. A peer that raises is
     skipped.
@@ -232,7 +232,7 @@ def _product(case: Case, fp8: bool) -> Callable[[], object]:
 
 
 def _timed(name: str, peer: Callable[[Case], Callable[[], object]], case: Case) -> Row:
-    """Time a peer; the row says why there is no time where it raises."""
+    """Time a peer; if it raises, the row has the reason instead of a time."""
     try:
         return {"peer": name, "peer_us": microseconds(peer(case))}
     except Exception as error:
@@ -240,7 +240,7 @@ def _timed(name: str, peer: Callable[[Case], Callable[[], object]], case: Case) 
 
 
 def main() -> None:
-    """Print JSON rows, or what can be said without a device."""
+    """Print JSON rows; without a device, the comparison and the plan."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="compare with float64 only")
     parser.add_argument("--tokens", type=int, nargs="+", default=list(TOKENS))

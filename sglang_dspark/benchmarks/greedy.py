@@ -38,7 +38,7 @@ def candidates(
 
 
 def step(requests: int, width: int, vocab: int, device: str) -> Step:
-    """Make a step on the device itself; three of four drafts are the target's choice."""
+    """Make a step on the device; three of four drafts are the target's choice."""
     generator = torch.Generator(device).manual_seed(0)
     verified = 1 + torch.arange(requests, device=device) % (2 * round(SHARE * (width - 1)) + 1)
     rows = verified.clamp(max=width)
@@ -63,7 +63,7 @@ def _ours(case: Step) -> Call:
 
 
 def upstream(case: Step) -> Call:
-    """SGLang's operators on the same step, without the copies that follow them."""
+    """Prepare SGLang's operators on the same step, without the copies that follow them."""
     module = import_module("sglang.kernels.ops.speculative.dspark.dspark_accept")
     windows = import_module("sglang.kernels.ops.speculative.dspark.dspark_verify_window")
     width, requests = case.width, len(case.rows)

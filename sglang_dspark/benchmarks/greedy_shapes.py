@@ -1,4 +1,4 @@
-"""Steps of odd shapes for `kernels.accept_greedy`, the same for its tests and its benchmark."""
+"""Make steps of odd shapes for `kernels.accept_greedy`, for its tests and its benchmark."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Step(NamedTuple):
 
 
 def steps(count: int, seed: int = 0, device: str = "cpu") -> Iterator[Step]:
-    """`count` steps of 1 to 9 requests and 1 to 8 drafts; a large vocabulary now and then."""
+    """Yield `count` steps of 1 to 9 requests and 1 to 8 drafts, some with a large vocabulary."""
     generator = torch.Generator().manual_seed(seed)
     for turn in range(count):
         vocab = VOCABULARIES[turn // 9 % len(VOCABULARIES)]
@@ -39,10 +39,10 @@ def step(
     turn: int,
     device: str = "cpu",
 ) -> Step:
-    """One step, drafts of which three in four are the target's choice.
+    """Make one step; three in four drafts are the target's choice.
 
     turn chooses: few values (ties), rows of NaN or -inf, the type, rows with a stride, an empty
-    slot. Rows behind the last request's, which fill a graph's size, must not be read.
+    slot. Rows after the last request's, which fill a graph's size, must not be read.
     """
     width = gamma + 1
     rows = torch.randint(1, width + 1, (requests,), generator=generator)
@@ -69,7 +69,7 @@ def step(
 
 
 def outputs(requests: int, width: int, device: str = "cpu") -> Emitted:
-    """Allocate what a launch writes, filled with values that it has to overwrite."""
+    """Allocate a launch's outputs, filled with values that it must overwrite."""
 
     def fill(dtype: torch.dtype, *shape: int) -> Tensor:
         return torch.full(shape, -7, dtype=dtype, device=device)

@@ -1,5 +1,5 @@
-"""Odd shapes of the grouped GEMMs, the same for tests and benchmarks: groups of every kind, widths
-that no tile divides, padding behind the groups; and random operands of any format for them.
+"""Make odd shapes of the grouped GEMMs, for tests and benchmarks: groups of every kind, widths
+that no tile divides, padding after the groups; and random operands of any format for them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ KINDS = (  # activations x weights
 
 
 class GroupedShape(NamedTuple):
-    """A ragged product. counts: rows of each expert; padding: rows behind them; N and K."""
+    """A ragged product. counts: rows of each expert; padding: rows after them; N and K."""
 
     name: str
     counts: tuple[int, ...]
@@ -41,16 +41,16 @@ class GroupedShape(NamedTuple):
 
     @property
     def rows(self) -> int:
-        """M, padding included."""
+        """Return M, padding included."""
         return sum(self.counts) + self.padding
 
     def offsets(self, device: str = "cpu") -> Tensor:
-        """[E+1] int32."""
+        """Return offsets [E+1] int32."""
         return torch.tensor([0, *self.counts], dtype=torch.int32).cumsum(0).int().to(device)
 
 
 def grouped_shapes() -> Iterator[GroupedShape]:
-    """Small enough for an interpreter, ragged enough for a kernel."""
+    """Yield shapes small enough for an interpreter and ragged enough for a kernel."""
     yield GroupedShape("one token", (0, 0, 1, 0), 0, 128, 128)
     yield GroupedShape("decode, top-2 of 8", (1, 0, 3, 2, 0, 1, 4, 1), 0, 96, 160)
     yield GroupedShape("all to one expert", (0, 0, 37, 0), 0, 130, 128)
@@ -67,7 +67,7 @@ def grouped_shapes() -> Iterator[GroupedShape]:
 def random_weights(
     generator: torch.Generator, form: str, shape: tuple[int, int, int], device: str = "cpu"
 ) -> Weights:
-    """Weights [E, N, K] of a format, codes and scales drawn as such: all codes, and experts whose
+    """Draw weights [E, N, K] of a format, as codes and scales: all codes, and experts whose
     sizes differ by orders of magnitude. K is a multiple of the format's group."""
     experts, columns, inner = shape
     if form == "bf16":
@@ -93,7 +93,7 @@ def random_weights(
 def random_rows(
     generator: torch.Generator, form: str, shape: tuple[int, ...], device: str = "cpu"
 ) -> tuple[Tensor, Tensor | None]:
-    """Activations [..., K] in bf16 without scales or in fp8 with them."""
+    """Draw activations [..., K] in bf16 without scales or in fp8 with them."""
     x = torch.randn(shape, generator=generator)
     if form == "bf16":
         return x.bfloat16().to(device), None
@@ -104,8 +104,8 @@ def random_rows(
 def grouped_operands(
     shape: GroupedShape, kind: str, out_dtype: torch.dtype = torch.bfloat16
 ) -> GroupedOperands:
-    """Random operands of a shape, K rounded up to the format's group. Padding rows hold NaN, which
-    must not get anywhere."""
+    """Draw operands of a shape, K rounded up to the format's group. Padding rows are NaN, which
+    must not reach any result."""
     rows, form = kind.split(" x ")
     generator = torch.Generator().manual_seed(len(shape.counts) + shape.inner)
     group = FP4_GROUPS.get(form, 1)

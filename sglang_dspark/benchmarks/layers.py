@@ -1,5 +1,5 @@
-"""What is measured of expert kernels: layers of real models, routings, and the least time that each
-could take on a machine (roofline).
+"""Define the measurements of expert kernels: layers of real models, routings, and each layer's
+least time on a machine (roofline).
 
 Widths from the published configurations: DeepSeek-V4-Flash and -Pro, whose drafter layers have
 their experts' shape, and Qwen3-30B-A3B.
@@ -30,7 +30,7 @@ class Layer:
     top_k: int
 
     def bytes_of(self, form: str, experts: int) -> float:
-        """Of so many experts' weights in a format."""
+        """Return the bytes of `experts` experts' weights in a format."""
         return experts * 3 * self.width * self.inner * BITS[form] / 8
 
 
@@ -43,7 +43,7 @@ LAYERS = (
 
 @dataclass(frozen=True)
 class Ceilings:
-    """The most that a machine does, measured or nominal: bytes and operations a second."""
+    """The limits of a machine, measured or nominal: bytes and operations a second."""
 
     source: str
     bandwidth: float
@@ -63,12 +63,12 @@ class Work:
     operations: float
 
     def least_us(self, ceilings: Ceilings, fp8: bool) -> float:
-        """Of moving and computing, the longer one."""
+        """Return the longer time of moving and computing."""
         peak = ceilings.fp8 if fp8 else ceilings.bf16
         return 1e6 * max(self.traffic / ceilings.bandwidth, self.operations / peak)
 
     def bound(self, ceilings: Ceilings, fp8: bool) -> str:
-        """`bandwidth` or `compute`."""
+        """Return `bandwidth` or `compute`."""
         peak = ceilings.fp8 if fp8 else ceilings.bf16
         slower = self.traffic / ceilings.bandwidth > self.operations / peak
         return "bandwidth" if slower else "compute"
@@ -84,7 +84,7 @@ def routing(layer: Layer, tokens: int, kind: str, seed: int = 0) -> Tensor:
 
 
 def work(layer: Layer, ids: Tensor, form: str) -> Work:
-    """Weights of the chosen experts once; each pair's rows in and out of both products in BF16."""
+    """Count weights of the chosen experts once; rows of both products in and out, in BF16."""
     active = len(ids.unique())
     rows = 2 * ids.numel() * (2 * layer.width + 2 * layer.inner)
     operations = 2.0 * ids.numel() * 3 * layer.width * layer.inner
@@ -92,7 +92,7 @@ def work(layer: Layer, ids: Tensor, form: str) -> Work:
 
 
 def device_weights(form: str, shape: tuple[int, int, int], device: str) -> Weights:
-    """Random weights [E, N, K] drawn on the device itself: they may have tens of gigabytes."""
+    """Draw weights [E, N, K] on the device itself: they may be tens of gigabytes."""
     experts, columns, inner = shape
     if form == "bf16":
         weight = torch.empty(shape, dtype=torch.bfloat16, device=device)

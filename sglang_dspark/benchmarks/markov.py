@@ -1,8 +1,8 @@
 """Time the vanilla sequential head on a CUDA device: `python -m sglang_dspark.benchmarks.markov`.
 
 `markov_sample` next to SGLang's block (sglang/srt/speculative/dspark_components/dspark_draft.py),
-which launches a product, a step and its end for each position. Both keep the steps'
-logits, as the graph of a server's draft does for greedy and sampled requests alike; base logits and
+which launches a product, a step and its end for each position. Both save the steps'
+logits, as the graph of a server's draft does for greedy and sampled requests; base logits and
 weights are bfloat16, as there. Rows are those of `timing.timed`.
 """
 
@@ -62,7 +62,7 @@ def _ours(given: Blocks) -> Call:
 
 
 def upstream(given: Blocks) -> Call:
-    """SGLang's steps by its own vanilla head, as the tail of its draft's graph runs them."""
+    """Prepare SGLang's steps with its own vanilla head, as in the tail of its draft's graph."""
     drafts = import_module("sglang.srt.speculative.dspark_components.dspark_draft")
     models = import_module("sglang.srt.models.dspark")
     if given.noise is None or given.temperatures is None:

@@ -1,8 +1,8 @@
-"""Batches of odd shapes for `kernels.markov_sample`, the same for its tests, its benchmark and
-`parity_rows`, and how far a result is from the float64 reference.
+"""Make batches of odd shapes for `kernels.markov_sample`, for its tests, its benchmark and
+`parity_rows`, and compare results with the float64 reference.
 
-Every position is compared given the drafts in front of it. Batches of a vanilla head with integer
-weights leave nothing to rounding: there logits and, without a temperature, drafts are equal.
+Every position is compared given the drafts before it. Batches of a vanilla head with integer
+weights have no rounding: there logits and, without a temperature, drafts are equal.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ _GRID = {torch.float32: 2.0**-18, torch.bfloat16: 2.0**-7, torch.float16: 2.0**-
 
 @dataclass(frozen=True)
 class Batch:
-    """exact: nothing of the logits is rounded."""
+    """exact: no logit is rounded."""
 
     blocks: Blocks
     exact: bool
 
 
 def batches(count: int, seed: int, device: str = "cpu") -> Iterator[Batch]:
-    """`count` batches of 1 to 9 requests and 1 to 7 positions; `turn` chooses what they are."""
+    """Yield `count` batches of 1 to 9 requests and 1 to 7 positions; `turn` chooses their kind."""
     generator = torch.Generator().manual_seed(seed)
     for turn in range(count):
         yield batch(
@@ -58,8 +58,8 @@ def batch(
     turn: int,
     device: str = "cpu",
 ) -> Batch:
-    """One batch. turn chooses by its bits and remainders: integer weights (ties), types, head,
-    temperatures, a reduced vocabulary, whether logits are kept, the confidence head."""
+    """Make one batch; turn chooses by bits and remainders: integer weights (ties), types, head,
+    temperatures, a reduced vocabulary, whether logits are saved, the confidence head."""
     exact, rank = turn % 3 == 0, RANKS[turn % len(RANKS)]
     head = "vanilla" if exact else HEADS[turn % 4]
     weights, logits = TYPES[turn // 3 % 3], TYPES[turn // 9 % 3]
@@ -86,14 +86,14 @@ def batch(
 
 
 def made(generator: torch.Generator, shape: tuple[int, ...], exact: bool) -> Tensor:
-    """Normal numbers; exact: integers from -2 to 2, whose sums no type rounds."""
+    """Draw normal numbers; exact: integers from -2 to 2, whose sums no type rounds."""
     if exact:
         return torch.randint(-2, 3, shape, generator=generator).float()
     return torch.randn(shape, generator=generator)
 
 
 def logits_of(base: Tensor, dtype: torch.dtype, turn: int) -> Tensor:
-    """Of that type, in every second case rows of a wider tensor [R, gamma, n + 3]."""
+    """Convert to `dtype`; in every second case as rows of a wider tensor [R, gamma, n + 3]."""
     kept = base.to(dtype)
     return torch.nn.functional.pad(kept, (0, 3))[..., :-3] if turn & 4 else kept
 
@@ -109,14 +109,14 @@ def _mixed(generator: torch.Generator, given: Blocks, head: str) -> Blocks:
 
 
 def _reduced(generator: torch.Generator, given: Blocks) -> Blocks:
-    """Over about half of the vocabulary; the logits' columns are its tokens."""
+    """Keep about half of the vocabulary; the logits' columns are its tokens."""
     vocab = len(given.w1)
     kept = torch.randperm(vocab, generator=generator)[: max(1, vocab // 2)].sort().values
     return replace(given, base=given.base[..., kept], w2=given.w2[kept], draft_ids=kept)
 
 
 def _sampled(generator: torch.Generator, given: Blocks, key: int) -> Blocks:
-    """At temperatures from 0.3 to 2, some of them 0."""
+    """Add temperatures from 0.3 to 2, some of them 0, and noise."""
     requests = len(given.base)
     warm = 0.3 + 1.7 * torch.rand(requests, generator=generator)
     greedy = torch.rand(requests, generator=generator) < 0.2
@@ -125,7 +125,7 @@ def _sampled(generator: torch.Generator, given: Blocks, key: int) -> Blocks:
 
 
 def _keeping(given: Blocks) -> Blocks:
-    """With room for the logits: by token id where the vocabulary is reduced."""
+    """Add a buffer for the logits: by token id where the vocabulary is reduced."""
     requests, gamma, width = given.base.shape
     columns = width if given.draft_ids is None else len(given.w1)
     room = torch.full((requests, gamma, columns), -torch.inf, dtype=given.step_dtype)
@@ -144,7 +144,7 @@ def _judged(generator: torch.Generator, given: Blocks, depth: int, with_markov: 
 
 
 def on(given: Any, device: str) -> Any:
-    """The same, all tensors on a device."""
+    """Copy all tensors to a device."""
     parts = {each.name: getattr(given, each.name) for each in fields(given)}
     there = {
         name: part.to(device) if isinstance(part, Tensor) else on(part, device)
@@ -156,14 +156,14 @@ def on(given: Any, device: str) -> Any:
 
 @dataclass(frozen=True)
 class Outcome:
-    """wrong: what is, a line each. undecided: drafts [R, gamma] bool that rounding decided."""
+    """wrong: faults, a line each. undecided: drafts [R, gamma] bool that rounding decided."""
 
     wrong: tuple[str, ...]
     undecided: Tensor
 
 
 def compared(given: Batch, found: Drafts) -> Outcome:
-    """Compare the drafts of a batch, which holds their logits, with torch's."""
+    """Compare the drafts of a batch, which contains their logits, with torch's."""
     blocks = given.blocks
     expected = markov_torch(blocks, found.tokens)
     columns = found.tokens
@@ -185,7 +185,7 @@ def compared(given: Batch, found: Drafts) -> Outcome:
     if expected.confidence is not None and found.confidence is not None:
         far = (found.confidence - expected.confidence).abs() > 1e-4
         wrong += [f"confidence {place}" for place in far.nonzero().tolist()]
-    # Among equals the lowest token is drawn.
+    # Of equal tokens the lowest is drawn.
     undecided = found.tokens != expected.tokens
     if given.exact:
         cold = torch.ones_like(undecided)
@@ -204,12 +204,12 @@ def _room(given: Batch, expected: Reference) -> Tensor:
     room = 1e-5 + 2 * grid * (1 + size + blocks.base.double().abs())
     if blocks.mixing is None or not blocks.mixing.recurrent:
         return room
-    # What a recurrent state was rounded by is carried on, and grows.
+    # The rounding of a recurrent state is carried on, and grows.
     return room * torch.arange(1, size.shape[1] + 1, device=size.device)[:, None]
 
 
 def _kept_wrong(blocks: Blocks, expected: Tensor, room: Tensor) -> Iterator[str]:
-    """Of logits that are kept: those that differ, and columns of no token that were written."""
+    """Yield faults of saved logits: differences, and written columns outside the vocabulary."""
     if blocks.logits is None:
         return
     kept, outside = blocks.logits, torch.zeros(blocks.logits.shape[-1], dtype=torch.bool)
@@ -229,8 +229,8 @@ def parity_rows(
 ) -> dict[str, object]:
     """Compare the operator with the reference on batches.
 
-    share: which of n shares of the `count` batches, from 0, and n. Returns how many blocks and
-    drafts there were, drafts that rounding decided, and what is wrong. Without a GPU it runs in
+    share: which of n shares of the `count` batches, from 0, and n. Returns the numbers of blocks
+    and drafts, of drafts that rounding decided, and the faults. Without a GPU it runs in
     Triton's interpreter.
     """
     blocks, drafts, undecided = 0, 0, 0

@@ -1,7 +1,7 @@
 """Time all operators of a step on a CUDA device: `python -m sglang_dspark.benchmarks.operators`.
 
-The most valuable comparison first. `compile_share` compiles what `candidates` will time: Triton
-keeps compiled kernels on disk, so several processes can compile for the one that times.
+The most valuable comparison is first. `compile_share` compiles the kernels of `candidates`: Triton
+keeps compiled kernels on disk, so several processes can compile for the process that times.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from sglang_dspark.benchmarks import (
 )
 from sglang_dspark.benchmarks.timing import Candidate, print_rows
 
-# By name: a process that is started anew imports them.
+# By name: a process that starts new imports them.
 OPERATORS: dict[str, Callable[..., Iterator[Candidate]]] = {
     "window_attention": window_attention.candidates,
     "accept": accept.candidates,
@@ -31,7 +31,7 @@ OPERATORS: dict[str, Callable[..., Iterator[Candidate]]] = {
     "admission": admission.candidates,
     "pass_rows": pass_rows.candidates,
 }
-# Triton compiles integers of 1 and multiples of 16 on their own, so these have every variant.
+# Triton compiles integers of 1 and multiples of 16 separately, so these include every variant.
 COMPILED = (1, 16)
 
 
@@ -42,9 +42,9 @@ def candidates(names: Iterable[str] = tuple(OPERATORS)) -> Iterator[Candidate]:
 
 
 def compile_share(operator: str, part: int, parts: int) -> int:
-    """Run every `parts`-th candidate of an operator once, from number `part` on; return how many.
+    """Run every `parts`-th candidate of an operator once, from number `part` on; return the count.
 
-    A candidate that raises is skipped: its row will say why.
+    A candidate that raises is skipped: its row will contain the reason.
     """
     done = 0
     for number, candidate in enumerate(OPERATORS[operator](COMPILED)):

@@ -1,6 +1,6 @@
-"""Time how a ragged pass is indexed on a GPU: `python -m sglang_dspark.benchmarks.pass_rows`.
+"""Time the indexing of a ragged pass on a GPU: `python -m sglang_dspark.benchmarks.pass_rows`.
 
-`pass_rows` next to its torch reference and what SGLang launches for the same pass: its rows
+`pass_rows` next to its torch reference and SGLang's launches for the same pass: its rows
 (sglang/kernels/ops/speculative/dspark/dspark_verify_window.py), and its windows padded twice to
 the graph's slots and once more for attention. Rows are those of `timing.timed`.
 """
@@ -36,7 +36,7 @@ class Pass(NamedTuple):
 
 
 def candidates(requests: Sequence[int] = REQUESTS, device: str = "cuda") -> Iterator[Candidate]:
-    """Yield every implementation for passes of so many requests, in graphs of as many slots."""
+    """Yield every implementation for passes of these requests, in graphs of as many slots."""
     for count in requests:
         given = whole_windows(count, device)
         ways: dict[str, partial[Call]] = {
@@ -71,7 +71,7 @@ def _on(operator: object, given: Pass) -> Call:
 
 
 def upstream(given: Pass) -> Call:
-    """SGLang's launches on the same pass."""
+    """Prepare SGLang's launches on the same pass."""
     window = import_module("sglang.kernels.ops.speculative.dspark.dspark_verify_window")
     layouts = import_module("sglang.srt.speculative.ragged_verify")
     pool = SimpleNamespace(req_to_token=given.table)

@@ -1,6 +1,6 @@
-"""Other implementations of what `experts` times: torch, SGLang's Triton fused MoE, DeepGEMM.
+"""Wrap peers of `experts`: torch, SGLang's Triton fused MoE, DeepGEMM.
 
-None is needed to use this package, so each is looked up by name when it is asked for. A peer that
+This package requires no peer, so each is imported by name when it is used. A peer that
 is not installed or refuses a shape is a row with the reason and without a time.
 """
 
@@ -19,7 +19,7 @@ from sglang_dspark.kernels.grouped_layout import Weights
 from sglang_dspark.kernels.routing import route
 
 Call = Callable[[], object]
-_ALIGNED = 128  # rows that DeepGEMM wants a group to be a multiple of
+_ALIGNED = 128  # DeepGEMM requires groups of a multiple of this many rows
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ def torch_layer(case: Case) -> Call:
 
 
 def sglang_layer(case: Case) -> Call:
-    """SGLang's Triton fused MoE, BF16 or FP8 with 128 x 128 scales."""
+    """Prepare SGLang's Triton fused MoE, BF16 or FP8 with 128 x 128 scales."""
     _only(case, "bf16 x bf16", "fp8 x fp8")
     room = "sglang.srt.layers.moe"
     fused_moe = import_module(f"{room}.moe_runner.triton_utils.fused_moe").fused_moe
@@ -73,8 +73,8 @@ def sglang_layer(case: Case) -> Call:
 
 
 def deepgemm_gate_up(case: Case) -> Call:
-    """DeepGEMM's contiguous FP8 product of the gate-up weights; its rows, each group filled up to
-    128, are prepared before and not timed."""
+    """Prepare DeepGEMM's contiguous FP8 product of the gate-up weights; the preparation of its
+    rows, each group padded to 128, is not timed."""
     _only(case, "fp8 x fp8")
     library = import_module("deep_gemm")
     aligned = import_module("deep_gemm.utils.layout").get_mn_major_tma_aligned_tensor

@@ -1,4 +1,4 @@
-"""Odd shapes of a step, the same for tests and benchmarks of kernels that work on [R, gamma]."""
+"""Make odd shapes of a step, for tests and benchmarks of kernels that work on [R, gamma]."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def batches(device: str, seed: int = 0) -> Iterator[Batch]:
-    """Every R with every gamma, each with ties or without, with bounds and weights in turn."""
+    """Yield every R with every gamma, each with and without ties; bounds and weights in turn."""
     generator = np.random.default_rng(seed)
     turn = 0
     for requests in REQUESTS:

@@ -1,8 +1,8 @@
 """Time operators on a CUDA device: in captured graphs, as a server replays them, or eagerly.
 
-Every replay starts with a second-level cache full of other data, as it is in the middle of a step.
-Other implementations (peers) are imported when they are timed. One that is not installed, refuses a
-shape or cannot be captured yields a row with the reason and without a time.
+Every replay starts with a second-level cache full of other data, as in the middle of a step.
+Other implementations (peers) are imported when they are timed. A peer that is not installed,
+refuses a shape or cannot be captured yields a row with the reason and without a time.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Row = dict[str, Any]
 class Candidate:
     """One implementation of an operator on one shape.
 
-    shape: as the row prints it. case: which variant of the operator. make: prepares the call on the
+    shape: as printed in the row. case: the variant of the operator. make: prepares the call on the
     device, outside of the time. eager: also time the call with the host's launches, for operators
     that a server launches outside of graphs. memory: also measure the peak of allocated memory.
     """
@@ -50,10 +50,10 @@ class Candidate:
 
 
 def microseconds(call: Call, *, graph: bool = True) -> float:
-    """Return a call's median time in microseconds between CUDA events, the cache flushed before.
+    """Return a call's median time in microseconds between CUDA events; the cache is flushed first.
 
-    graph: replay a captured graph, which has no launches of the host in it; False: call eagerly.
-    Raises what the call raises, and RuntimeError where it cannot be captured.
+    graph: replay a captured graph, without launches of the host; False: call eagerly.
+    Raises the call's exception, and RuntimeError where it cannot be captured.
     """
     for _ in range(3):
         call()
@@ -65,7 +65,7 @@ def microseconds(call: Call, *, graph: bool = True) -> float:
     while len(times) < LEAST or (len(times) < REPEATS and time.monotonic() - began < SECONDS):
         flush.zero_()
         if not graph:
-            torch.cuda.synchronize()  # or the host launches while the device still flushes
+            torch.cuda.synchronize()  # else the host launches while the device still flushes
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         start.record()
         run()
@@ -78,9 +78,9 @@ def microseconds(call: Call, *, graph: bool = True) -> float:
 def captured(call: Call) -> Call:
     """Capture a call, which ran before, in a CUDA graph; the result replays it.
 
-    Raises RuntimeError where the call waits for the device. A capture that fails can spoil the
-    process's CUDA state (torch's own tests of it run in a subprocess), so the call runs once more
-    before with synchronisation forbidden.
+    Raises RuntimeError where the call waits for the device. A failed capture can break the
+    process's CUDA state (torch's own tests of it run in a subprocess), so the call first runs once
+    more with synchronisation forbidden.
     """
     torch.cuda.set_sync_debug_mode("error")
     try:
@@ -95,7 +95,7 @@ def captured(call: Call) -> Call:
 
 
 def peak_bytes(call: Call) -> int:
-    """Return the most memory of one eager call that was not in use before it."""
+    """Return the peak memory of one eager call, above that in use before it."""
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
@@ -105,7 +105,7 @@ def peak_bytes(call: Call) -> int:
 
 
 def timed(candidate: Candidate) -> Row:
-    """Time a candidate: `{op, shape, case, implementation, us}`, by choice `eager_us`, `bytes`.
+    """Time a candidate: `{op, shape, case, implementation, us}`, optionally `eager_us`, `bytes`.
 
     us is null, with the `reason`, where the implementation raises or cannot be captured.
     """
@@ -135,7 +135,7 @@ def timed_all(candidates: Iterable[Candidate]) -> Iterator[Row]:
 
 
 def print_rows(candidates: Callable[[], Iterable[Candidate]]) -> None:
-    """Print a JSON row a candidate as soon as it is timed, or that there is no CUDA device."""
+    """Print a JSON row for each candidate when it is timed, or that there is no CUDA device."""
     if not torch.cuda.is_available():
         print("no CUDA device here: this benchmark measures nothing on a CPU")
         return

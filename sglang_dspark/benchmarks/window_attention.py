@@ -22,7 +22,7 @@ from sglang_dspark.kernels.window_inputs import Context, Rule, Windows
 
 REQUESTS = (64, 1, 8, 128)
 ROWS = (8, 1)  # of a window: a step with all drafts, a step without
-LONGEST = 8  # what a graph is captured for, gamma + 1
+LONGEST = 8  # rows that a graph is captured for, gamma + 1
 CONTEXTS = (256, 2048)
 SIZES = (32, 8, 128)  # query heads, KV heads, width
 PEER = "SGLang extend_attention_fwd"
@@ -47,7 +47,7 @@ def candidates(
 def layer(
     requests: int, rows: int, context: int, sizes: tuple[int, int, int], device: str
 ) -> Attention:
-    """Make a layer's pass on the device itself: all windows and contexts are of one length."""
+    """Make a layer's pass on the device: all windows and contexts have one length."""
     heads, kv_heads, size = sizes
     generator = torch.Generator(device).manual_seed(requests)
 
@@ -81,7 +81,7 @@ def _peer(make: partial[Attention]) -> Call:
 
 
 def upstream(made: Attention, out: Tensor) -> Call:
-    """SGLang's kernel on the same pass, as `TritonAttnBackend` calls it."""
+    """Prepare SGLang's kernel on the same pass, as `TritonAttnBackend` calls it."""
     module = import_module("sglang.kernels.ops.attention.extend_attention")
     windows, context, rule = made
     return lambda: module.extend_attention_fwd(

@@ -1,4 +1,4 @@
-"""Windows and contexts of odd shapes for `kernels.window_attention`, for tests and benchmark."""
+"""Make windows and contexts of odd shapes for `kernels.window_attention`, tests and benchmark."""
 
 from __future__ import annotations
 
@@ -23,37 +23,37 @@ CASES = tuple(
     for cache in (given, given, given, torch.float8_e4m3fn, torch.float8_e5m2)
 )
 MOST = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 1e-3}  # of `difference`
-UNWRITTEN = -77.0  # what the output holds before
+UNWRITTEN = -77.0  # content of the output before
 
 
 class Attention(NamedTuple):
-    """Arguments of `attend_triton` but for the output."""
+    """Arguments of `attend_triton` without the output."""
 
     windows: Windows
     context: Context
     rule: Rule
 
     def output(self) -> Tensor:
-        """An output [T, H, Dv] that holds `UNWRITTEN`."""
+        """Allocate an output [T, H, Dv] filled with `UNWRITTEN`."""
         rows, queries = self.windows.values, self.windows.queries
         return queries.new_full((*queries.shape[:2], rows.shape[-1]), UNWRITTEN)
 
     def expected(self) -> Tensor:
-        """The reference's output."""
+        """Return the reference's output."""
         out = self.output()
         attend_torch(*self, out)
         return out
 
 
 def cases(count: int, seed: int = 0, device: str = "cpu") -> Iterator[Attention]:
-    """`count` of 1 to 6 slots, contexts of 0 to 300 tokens and windows of 0 to 8 rows."""
+    """Yield `count` cases: 1 to 6 slots, contexts of 0 to 300 tokens, windows of 0 to 8 rows."""
     generator = torch.Generator().manual_seed(seed)
     for turn in range(count):
         requests = 1 + int(torch.randint(6, (1,), generator=generator))
         longest = 1 + turn % 8
         lens = torch.randint((2, 40, 301)[turn % 3], (requests,), generator=generator)
         rows = torch.randint(longest + 1, (requests,), generator=generator)
-        if turn % 4 == 1:  # padding of a graph makes a window longer than any that attends
+        if turn % 4 == 1:  # a graph's padding makes a window longer than any that attends
             rows[-1] += 9
         given, cache = CASES[turn % len(CASES)]
         made = attention(
@@ -71,9 +71,9 @@ def attention(
     given: torch.dtype,
     cache: torch.dtype,
 ) -> Attention:
-    """Make windows of so many rows behind contexts of so many tokens.
+    """Make windows of `rows` rows after contexts of `lens` tokens.
 
-    Slots of no token, slot 0 among them, hold NaN.
+    Slots of no token, slot 0 among them, contain NaN.
     """
     query_heads, kv_heads, size, value_size = heads
     tokens, cached = sum(rows), sum(lens)
@@ -123,7 +123,7 @@ def difference(found: Tensor, expected: Tensor) -> float:
 
 
 def _rule(generator: torch.Generator, made: Attention, turn: int) -> Rule:
-    """Plain in one of two cases; else with a window, a cap, sinks, or in both directions."""
+    """Vary the rule in every second case: a window, a cap, sinks, or both directions."""
     rule = made.rule
     if turn % 2:
         return rule

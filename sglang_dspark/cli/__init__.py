@@ -1,1 +1,1 @@
-"""Command-line entry points; nothing in the package imports this one."""
+"""Provide the command-line entry points; no other module of the package imports this one."""

@@ -1,4 +1,4 @@
-"""`dspark eval rules`: sampled drafts judged by block and token by token, on the same prompts."""
+"""`dspark eval rules`: judge sampled drafts by block and token by token, on the same prompts."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def rules(
         "results/block_verification.json"
     ),
 ) -> None:
-    """Tokens a step of the two rules for sampled drafts: by block, and token by token."""
+    """Compare tokens a step of the two rules for sampled drafts: by block, and token by token."""
     from rich.console import Console
 
     from sglang_dspark.cli.evaluate import open_subject
@@ -61,7 +61,7 @@ def rules(
 
 
 def _engines(subject: Subject) -> Callable[[DecodeSettings, Judge], ReferenceEngine]:
-    """Engines of one target and drafter by settings and rule."""
+    """Return a function that makes engines of one target and drafter from settings and a rule."""
     from sglang_dspark.evaluation.engine import ReferenceEngine
     from sglang_dspark.evaluation.target import TargetModel
     from sglang_dspark.families.registry import drafter_layers, open_drafter

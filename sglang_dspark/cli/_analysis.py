@@ -1,4 +1,4 @@
-"""Parts that the commands of `dspark eval` share: drafters, traces, tables, result files."""
+"""Share code between the commands of `dspark eval`: drafters, traces, tables, result files."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ class Session:
     console: Console
 
     def series(self) -> list[tuple[str, Trace]]:
-        """Label and trace of every drafter, in the order they were named."""
+        """Return label and trace of every drafter, in the order given."""
         return [(d.label, trace_of(d, self.workload, self.console)) for d in self.drafters]
 
     def traces(self) -> dict[str, Trace]:
-        """Traces by label. Raises DSparkError when a label is used twice."""
+        """Return traces by label. Raises DSparkError if a label is used twice."""
         labels = [drafter.label for drafter in self.drafters]
         if len(set(labels)) < len(labels):
             raise DSparkError(f"labels must differ here, found {', '.join(labels)}")
@@ -48,14 +48,14 @@ class Session:
 
 
 def open_session(drafters: Sequence[str], options: WorkloadOptions) -> Session:
-    """Inputs that a command's options describe; nothing is loaded yet."""
+    """Return the inputs that a command's options describe; load nothing yet."""
     console = Console()
     workload = cache(lambda: open_workload(options, console))
     return Session(tuple(parse_drafter(each) for each in drafters), workload, console)
 
 
 def finish(result: Result, json_file: Path | None, console: Console) -> None:
-    """Show a result, write its file and its figure, and say where they are."""
+    """Show a result, write its file and its figure, and print their paths."""
     from sglang_dspark.evaluation import figures
     from sglang_dspark.evaluation.analyses import registry
     from sglang_dspark.loadtest.results import write_results
@@ -72,7 +72,7 @@ def finish(result: Result, json_file: Path | None, console: Console) -> None:
 
 
 def redrafted(session: Session, answers: Path, transition: bool) -> list[Trace]:
-    """Traces of the session's drafters, drafting on the answers of a greedy trace."""
+    """Redraft with the session's drafters on the answers of a trace; return their traces."""
     from sglang_dspark.cli._progress import stages
     from sglang_dspark.cli._workload import counter
     from sglang_dspark.evaluation.redraft import Subject, redraft
@@ -90,7 +90,7 @@ def redrafted(session: Session, answers: Path, transition: bool) -> list[Trace]:
 
 
 def read_vocabulary(path: Path) -> frozenset[int]:
-    """Token ids of a JSON list. Raises DSparkError when the file holds none."""
+    """Read token ids from a JSON list. Raises DSparkError if the file has none."""
     from sglang_dspark.common.files import load_json, reading
 
     with reading(path, "vocabulary", "name vocabulary.json of a training run"):
@@ -101,7 +101,7 @@ def read_vocabulary(path: Path) -> frozenset[int]:
 
 
 def with_confidence(session: Session) -> dict[str, Trace]:
-    """Traces of the drafters that tell a confidence; of the others one line each is printed."""
+    """Return traces of the drafters with a confidence; print one line for each of the others."""
     usable = {}
     for label, trace in session.traces().items():
         if trace.has_confidence():
@@ -114,7 +114,7 @@ def with_confidence(session: Session) -> dict[str, Trace]:
 
 
 def table_of(argument: DrafterArgument, trace: Trace, sts: Path | None) -> StsFile | None:
-    """The calibration table for a drafter, or None when none is named and none lies there."""
+    """Read a drafter's calibration table; return None if neither `sts` nor its folder has one."""
     from sglang_dspark.schedule.sts_file import FILE_NAME, read_sts
 
     path = sts or argument.path / FILE_NAME

@@ -1,4 +1,4 @@
-"""`dspark bench adaptive`: the scheduler against plain decoding and every fixed gamma."""
+"""`dspark bench adaptive`: compare the scheduler with plain decoding and every fixed gamma."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def adaptive(
     drafter: ServedDrafterOption = "shipped",
     device: DeviceOption = "",
 ) -> None:
-    """Throughput of plain decoding, every fixed gamma and the scheduler at each concurrency."""
+    """Measure throughput of plain decoding, each fixed gamma and the scheduler, by concurrency."""
     from rich.console import Console
 
     from sglang_dspark.cli._progress import says_when_stopped
@@ -96,7 +96,7 @@ class _Served(NamedTuple):
 def _specs(
     served: _Served, arms: list[Arm], fixed: tuple[int, ...], port: int, run_dir: Path
 ) -> list[ServerSpec]:
-    """A server for each arm, on ports that are free."""
+    """Return a server for each arm, on free ports."""
     from sglang_dspark.loadtest.bench.adaptive import FIXED, shortened
     from sglang_dspark.ports import require_free_port
 
@@ -111,7 +111,7 @@ def _specs(
 
 
 def _head(served: _Served, plan: Plan, arms: list[Arm]) -> dict[str, Any]:
-    """Facts that the figures in a journal depend on."""
+    """Return the facts that the figures in a journal depend on."""
     from sglang_dspark.cli.demo import hardware
     from sglang_dspark.loadtest.bench.journal import served_head
 
@@ -155,7 +155,7 @@ def _publish(
 
 
 def users_of(text: str) -> tuple[int, ...]:
-    """The numbers of users that --concurrency names. Raises DSparkError when one is below 1."""
+    """Parse the numbers of users in --concurrency. Raises DSparkError if one is below 1."""
     from sglang_dspark.errors import DSparkError
 
     users = numbers(text, "--concurrency")
@@ -165,7 +165,7 @@ def users_of(text: str) -> tuple[int, ...]:
 
 
 def numbers(text: str, option: str) -> tuple[int, ...]:
-    """The whole numbers of a comma-separated option. Raises DSparkError, naming it, otherwise."""
+    """Parse a comma-separated option of whole numbers. Raises DSparkError that names the option."""
     from sglang_dspark.errors import DSparkError
 
     try:
@@ -175,7 +175,7 @@ def numbers(text: str, option: str) -> tuple[int, ...]:
 
 
 def _gammas(text: str, block: int, quick: bool) -> tuple[int, ...]:
-    """The fixed gammas that are asked for, or all that the drafter was trained for."""
+    """Return the requested fixed gammas; by default all trained ones, or gamma 2 if quick."""
     from sglang_dspark.errors import DSparkError
 
     if not text:
@@ -194,7 +194,7 @@ def _plan(
     mean_tokens: int,
     requests: int,
 ) -> Plan:
-    """Prompts are the evaluation set's. The guard was tuned after single runs on some."""
+    """Plan with the evaluation set's prompts. The guard was tuned after single runs on some."""
     from sglang_dspark.evaluation.prompts import evaluation_prompts
     from sglang_dspark.loadtest.bench.adaptive import Plan
     from sglang_dspark.loadtest.servers.workload import interleave, render
@@ -206,7 +206,7 @@ def _plan(
 def _measure(
     console: Console, specs: list[ServerSpec], plan: Plan, journal: Journal, run_dir: Path
 ) -> None:
-    """Start the servers one after the other, freeze each, and measure what is missing."""
+    """Start the servers one after the other, freeze each, and measure the missing rounds."""
     from sglang_dspark.cli._progress import stages
     from sglang_dspark.cli.demo import launch
     from sglang_dspark.loadtest.bench.adaptive import measure
@@ -234,7 +234,7 @@ def _measure(
 
 
 def draw(metrics: dict[str, Any], path: Path) -> None:
-    """Write the figure. Raises DSparkError when the place cannot be written."""
+    """Write the figure. Raises DSparkError if the file cannot be written."""
     from sglang_dspark.common.atomic_write import replacing
     from sglang_dspark.errors import DSparkError
     from sglang_dspark.loadtest.bench import adaptive_results

@@ -1,4 +1,4 @@
-"""`dspark bench experts`: our expert kernels on this machine's GPU beside other implementations."""
+"""`dspark bench experts`: compare our expert kernels with others on this machine's GPU."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def experts(
         Path | None, typer.Option(help="Result file. Default: results/experts_<device>.json.")
     ] = None,
 ) -> None:
-    """Times, TFLOP/s and GB/s of expert layers; on a CPU correctness and the roofline plan only."""
+    """Measure times, TFLOP/s, GB/s of expert layers; on a CPU only correctness, roofline plan."""
     import torch
     from rich.console import Console
 

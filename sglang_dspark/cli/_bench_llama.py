@@ -1,4 +1,4 @@
-"""`dspark bench llama`: one user, SGLang plain and with DSPARK beside llama.cpp."""
+"""`dspark bench llama`: compare SGLang, plain and with DSPARK, with llama.cpp for one user."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def llama(
     drafter: ServedDrafterOption = "shipped",
     gguf: GgufOption = None,
 ) -> None:
-    """One user's tokens/s: SGLang plain and with DSPARK, and llama.cpp, on this CPU."""
+    """Measure one user's tokens/s: SGLang plain and with DSPARK, and llama.cpp, on this CPU."""
     from rich.console import Console
 
     from sglang_dspark.cli._progress import says_when_stopped
@@ -86,7 +86,7 @@ def _plan(target: Path, prompts: int, tokens: int, repeats: int, threads: int) -
 def _specs(
     target: Path, drafter: Path, weights: list[str], port: int, run_dir: Path, threads: int
 ) -> list[ServerSpec]:
-    """A plain and a DSPARK server for each format of our weights."""
+    """Return a plain and a DSPARK server for each format of our weights."""
     from dataclasses import replace
 
     from sglang_dspark.loadtest.servers.workload import dspark_server, plain_server
@@ -96,7 +96,7 @@ def _specs(
     for number, kind in enumerate(weights):
         config = run_dir / f"{kind}.yaml"
         config.parent.mkdir(parents=True, exist_ok=True)
-        # llama.cpp rounds rows to eight bits beside quantised weights, too.
+        # With quantised weights, llama.cpp rounds rows to eight bits, too.
         config.write_text(f"cpu: {{weights: {kind}, activations: narrow, threads: {threads}}}\n")
         pair = (
             plain_server(target, port + 2 * number, "cpu"),
@@ -110,7 +110,7 @@ def _specs(
 
 
 def _files(kinds: list[str], gguf: Path | None, scratch: Path) -> dict[str, Path]:
-    """A GGUF file in each of llama.cpp's formats."""
+    """Return a GGUF file in each of llama.cpp's formats."""
     from sglang_dspark.loadtest.bench.llama import quantised
     from sglang_dspark.models.source import obtain_gguf
 

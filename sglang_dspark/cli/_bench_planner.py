@@ -1,6 +1,6 @@
-"""`dspark bench planner`: our planning functions and upstream's, timed in turns in one run.
+"""`dspark bench planner`: time our planning functions and upstream's, alternating in one run.
 
-`dspark bench regret`: scheduling rules against the oracle on simulated loads.
+`dspark bench regret`: compare scheduling rules with the oracle on simulated loads.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def planner(
     calls: Annotated[int, typer.Option(min=1, help="Calls a round.")] = 200,
     out: Annotated[Path, typer.Option(help="Result file.")] = Path("results/planner.json"),
 ) -> None:
-    """Budget and top-K of one step in microseconds, beside upstream's two functions."""
+    """Time budget and top-K of one step in microseconds, ours and upstream's two functions."""
     import torch
     from rich.console import Console
 
@@ -51,10 +51,10 @@ def planner(
 
 
 def _contestants(requests: int, gamma: int) -> dict[str, Callable[[], object]]:
-    """Functions that are timed: each maps confidences [R, gamma] to K, or to verify lengths.
+    """Return the functions to time: each maps confidences [R, gamma] to K, or to verify lengths.
 
-    Our budget twice: where drafting deeper costs the same, as upstream takes it, and where each
-    position costs more, so that all gamma depths are compared.
+    Our budget is timed twice: with equal cost at any draft depth, as upstream assumes, and with a
+    higher cost for each position, so that all gamma depths are compared.
     """
     import numpy as np
     import torch
@@ -92,7 +92,7 @@ def _contestants(requests: int, gamma: int) -> dict[str, Callable[[], object]]:
 
 
 def _costs(requests: int, gamma: int) -> tuple[Costs, Costs]:
-    """Step times with steps at every 64 tokens; drafting costs the same at any depth, or more."""
+    """Return times with a step at every 64 tokens: drafting cost equal, or rising with depth."""
     import numpy as np
 
     from sglang_dspark.schedule.budget import Costs
@@ -105,7 +105,7 @@ def _costs(requests: int, gamma: int) -> tuple[Costs, Costs]:
 
 
 def _microseconds(contestants: dict[str, Callable[[], object]], calls: int) -> dict[str, float]:
-    """Median time of a call; contestants take turns, so that all see the same other load."""
+    """Return the median time of a call; calls alternate, so that all see the same other load."""
     import statistics
     import time
 
@@ -128,7 +128,7 @@ def regret(
     seed: Annotated[int, typer.Option(help="Seed of all worlds.")] = 0,
     out: Annotated[Path, typer.Option(help="Result file.")] = Path("results/regret_sim.json"),
 ) -> None:
-    """Regret of each scheduling rule against the oracle, simulated."""
+    """Measure the regret of each scheduling rule against the oracle, simulated."""
     from rich.console import Console
 
     from sglang_dspark.cli._progress import says_when_stopped, stages

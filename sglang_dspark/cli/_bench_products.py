@@ -1,4 +1,4 @@
-"""`dspark bench products`: a decode step's matrix products by weight format and number of rows."""
+"""`dspark bench products`: time a decode step's matrix products by weight format and rows."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def products(
     repeats: Annotated[int, typer.Option(min=3, help="In turn.")] = 11,
     out: Annotated[Path, typer.Option("--json", help="Result file.")] = RESULTS,
 ) -> None:
-    """Milliseconds of all matrix products of a decode step of SmolLM2-135M, on one thread."""
+    """Time all matrix products of a decode step of SmolLM2-135M on one thread, in milliseconds."""
     from rich.console import Console
 
     from sglang_dspark.backends.cpu.linear import MAX_ROWS, Processor, why_not
@@ -74,7 +74,7 @@ def _numbers(option: str, text: str, most: int) -> list[int]:
 
 @dataclass(frozen=True)
 class _Way:
-    """A format, and whether rows are rounded to bfloat16 beside it."""
+    """A format, and whether rows are rounded to bfloat16 with it."""
 
     form: WeightFormat
     rounding: bool
@@ -82,7 +82,7 @@ class _Way:
 
 
 def _ways(form: WeightFormat, told: Sequence[str]) -> list[_Way]:
-    """Implementations of a format's product; one where this processor has one."""
+    """Return the implementations of a format's product on this processor."""
     from sglang_dspark.backends.cpu.linear import Processor
     from sglang_dspark.backends.cpu.weight_formats import BFLOAT16, BYTES, INT8
 
@@ -100,7 +100,7 @@ def _ways(form: WeightFormat, told: Sequence[str]) -> list[_Way]:
 def _measured(
     way: _Way, counts: Sequence[int], levels: Sequence[int], repeats: int
 ) -> list[dict[str, Any]]:
-    """A row for each number of rows and cache level; int8 has its own way to fetch."""
+    """Measure each number of rows and cache level; int8 has its own fetch instead of levels."""
     from sglang_dspark.backends.cpu.linear import Processor, find_matmul
     from sglang_dspark.backends.cpu.weight_formats import PANELS
 

@@ -1,4 +1,4 @@
-"""`dspark bench screen`: copies of a server that drafts, token for token the plain server's."""
+"""`dspark bench screen`: check that a drafting server copies token for token like a plain one."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 RESULTS = Path("results/screen_cpu.json")
 NEAR_TIE = 1e-3
 SHOWN = 20  # differences on the terminal; the result file has all
-# What makes a request be retracted: the scheduler admits more than its pool can hold to the end.
+# Causes retractions: the scheduler admits more than its pool can hold to the end.
 _OPTIMISM = ("--schedule-conservativeness", "0.01")
 
 ConfigOption = Annotated[
@@ -75,7 +75,7 @@ def screen(
     drafter: ServedDrafterOption = "shipped",
     device: DeviceOption = "",
 ) -> None:
-    """Copies with DSPARK and without must be equal: exit status 2 where one differs unexplained."""
+    """Compare copies with DSPARK and without; exit status 2 if one differs unexplained."""
     from rich.console import Console
 
     from sglang_dspark.loadtest.results import require_clean
@@ -114,7 +114,7 @@ def _screened(
     chunk: int,
     near_tie: float,
 ) -> tuple[dict[str, Any], list[Difference]]:
-    """Figures, and what differs."""
+    """Return the figures and the differences."""
     from sglang_dspark.cli._progress import says_when_stopped
     from sglang_dspark.loadtest.bench.screen import Coverage, Journal, as_metrics
     from sglang_dspark.loadtest.servers.server import stop_on_signals
@@ -128,7 +128,7 @@ def _screened(
 
 
 def _head(pair: _Pair, plan: Plan) -> dict[str, Any]:
-    """Facts that the answers in a journal depend on."""
+    """Return the facts that the answers in a journal depend on."""
     from sglang_dspark.cli.demo import hardware
     from sglang_dspark.loadtest.bench.journal import served_head
 
@@ -141,7 +141,7 @@ def _head(pair: _Pair, plan: Plan) -> dict[str, Any]:
 
 
 def _configured(config: Path | None) -> str:
-    """Read a server's configuration file. Raises DSparkError when it cannot be read."""
+    """Read a server's configuration file. Raises DSparkError if it cannot be read."""
     from sglang_dspark.common.files import reading
 
     if config is None:
@@ -151,7 +151,7 @@ def _configured(config: Path | None) -> str:
 
 
 def _rendered(target: Path, tasks: list[Task]) -> list[Task]:
-    """The tasks in the target's chat template, or as plain text where it has none."""
+    """Render the tasks in the target's chat template, or as plain text if it has none."""
     from sglang_dspark.cli._bench_soak import renderer
     from sglang_dspark.evaluation.prompts import EvalPrompt
 
@@ -163,7 +163,7 @@ def _rendered(target: Path, tasks: list[Task]) -> list[Task]:
 
 
 def _flags(users: int, pool_tokens: int, chunk: int) -> tuple[str, ...]:
-    """Settings of both servers, chosen so that edge cases occur."""
+    """Return the flags of both servers, chosen so that edge cases occur."""
     return (
         "--max-running-requests",
         str(users),
@@ -177,7 +177,7 @@ def _flags(users: int, pool_tokens: int, chunk: int) -> tuple[str, ...]:
 
 
 def _specs(pair: _Pair, port: int) -> tuple[ServerSpec, ServerSpec]:
-    """The server that drafts, and the plain one; of a flag that comes twice the last counts."""
+    """Return the drafting server and the plain one; the last of a repeated flag wins."""
     from sglang_dspark.loadtest.servers.workload import dspark_server, plain_server
 
     dspark = dspark_server(pair.target, pair.drafter, port, pair.device)
@@ -197,7 +197,7 @@ def _compared(
     run_dir: Path,
     near_tie: float,
 ) -> list[Difference]:
-    """Compare answers. One server runs at a time; one without missing answers does not start."""
+    """Compare answers, one server at a time; start it only for missing answers or to explain."""
     from sglang_dspark.cli.demo import launch
     from sglang_dspark.loadtest.bench.screen import compare, explain
 
@@ -232,7 +232,7 @@ def _answer(console: Console, server: ServerProcess, plan: Plan, journal: Journa
 
 
 def _publish(out: Path, pair: _Pair, label: str, metrics: dict[str, Any]) -> None:
-    """Write the result file: this run beside those of other names that it holds already."""
+    """Write the result file: this run next to those of other names in the file."""
     from sglang_dspark.cli.demo import hardware
     from sglang_dspark.loadtest.bench.screen import kept_runs
     from sglang_dspark.loadtest.results import command, commit, now, write_results

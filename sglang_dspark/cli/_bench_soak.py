@@ -1,4 +1,4 @@
-"""`dspark bench soak`: minutes of mixed load with aborts and bursts, and the server's accounts."""
+"""`dspark bench soak`: run minutes of mixed load with aborts and bursts; check the accounts."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
 RESULTS = Path("results/soak_cpu.json")
 MIX = "math,code,chat"
-# Memory of the KV pool is taken page by page as its slots are first written. A pool of so many
-# tokens for each user is written all over in the first minutes, so that what grows behind them is
-# something else.
+# The KV pool's memory is allocated page by page when its slots are first written. A pool of
+# this many tokens for each user is fully written in the first minutes, so later growth has
+# another cause.
 POOL_TOKENS = 1024
 
 ConfigOption = Annotated[
@@ -56,7 +56,7 @@ def soak(
     drafter: ServedDrafterOption = "shipped",
     device: DeviceOption = "",
 ) -> None:
-    """Mixed load for a while: exit status 2 for errors, growth, slowing down or tokens amiss."""
+    """Run mixed load; exit status 2 for errors, growth, slowdown or unaccounted tokens."""
     from rich.console import Console
 
     from sglang_dspark.loadtest.results import require_clean
@@ -97,7 +97,7 @@ def _publish(out: Path, device: str, served: dict[str, str], done: Soak) -> None
 
 
 def renderer(target: Path) -> Callable[[EvalPrompt], str]:
-    """Makes text of a conversation: the target's chat template, or its turns where it has none."""
+    """Return a function that renders a conversation: by chat template, or its turns without one."""
     from sglang_dspark.loadtest.servers.workload import render
 
     if (target / "chat_template.jinja").is_file():
@@ -108,7 +108,7 @@ def renderer(target: Path) -> Callable[[EvalPrompt], str]:
 def _spec(
     target: Path, drafter: Path, port: int, device: str, users: int, config: Path | None
 ) -> ServerSpec:
-    """The server; of a flag that comes twice the last counts."""
+    """Return the server; the last of a repeated flag wins."""
     from sglang_dspark.loadtest.servers.workload import dspark_server
 
     spec = dspark_server(target, drafter, port, device)

@@ -1,4 +1,4 @@
-"""`dspark bench trainer`: anchors per second of our trainer and of another package's, paired."""
+"""`dspark bench trainer`: compare anchors per second of our trainer and another, paired."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def trainer(
     target: Annotated[str, typer.Option(help="Target directory, or `demo`.")] = "demo",
     out: Annotated[Path, typer.Option(help="Result file.")] = Path("results/trainer.json"),
 ) -> None:
-    """Our training step against that of `speculators`, on the same tensors, interleaved."""
+    """Compare our training step with that of `speculators`, on the same tensors, interleaved."""
     import torch
     from rich.console import Console
 
@@ -58,7 +58,7 @@ def trainer(
 def _measured(
     names: Sequence[str], target: Path, shape: TrainerShape, repeats: int, console: Console
 ) -> dict[str, Any]:
-    """The pair of trainers in each precision, on one store of random states."""
+    """Measure the pair of trainers in each precision, on one store of random states."""
     from sglang_dspark.training import benchmark
 
     found = {}

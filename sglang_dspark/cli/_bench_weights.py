@@ -1,4 +1,4 @@
-"""`dspark bench weights`: what `cpu.weights` and `cpu.activations` change in logits and answers."""
+"""`dspark bench weights`: measure how `cpu.weights` and `cpu.activations` change the output."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def weights(
     out: Annotated[Path, typer.Option("--json", help="Result file.")] = RESULTS,
     target: TargetOption = "demo",
 ) -> None:
-    """Logits and greedy answers with weights and activations in fewer bits, beside float32's."""
+    """Compare logits and greedy answers of low-bit weights and activations with float32's."""
     from dataclasses import asdict
 
     from rich.console import Console
@@ -61,7 +61,7 @@ def weights(
 
 
 def _ways(forms: Sequence[WeightFormat], told: Sequence[str]) -> list[tuple[WeightFormat, str]]:
-    """Formats and activations; of those that round rows alike the first."""
+    """Return formats and activations; of those that round rows alike, only the first."""
     ways: dict[tuple[str, int], tuple[WeightFormat, str]] = {}
     for form in forms:
         for each in told:
@@ -70,7 +70,7 @@ def _ways(forms: Sequence[WeightFormat], told: Sequence[str]) -> list[tuple[Weig
 
 
 def _bits(form: WeightFormat, told: str) -> int:
-    """Of a row's numbers beside a format."""
+    """Return the bits of a row's numbers with a format."""
     if form.name == "int8":
         return 8 if told == "narrow" else 16
     return 16 if form.name == "bfloat16" and told != "wide" else 32
@@ -111,7 +111,7 @@ def _changes(
 
 
 def _rounded(folder: Path, form: WeightFormat, activations: str) -> TargetModel:
-    """The target with the numbers that weights and activations stand for in a format's products."""
+    """Load the target with weights and activations rounded as in a format's products."""
     from sglang_dspark.backends.cpu.weight_formats import can_pack, dense, pack
     from sglang_dspark.evaluation.target import TargetModel
     from sglang_dspark.evaluation.weight_rounding import round_weights
@@ -125,7 +125,7 @@ def _rounded(folder: Path, form: WeightFormat, activations: str) -> TargetModel:
 
 
 def _activations(form: WeightFormat, told: str) -> Callable[[Tensor], Tensor] | None:
-    """Rounding of rows besides a format; None: none."""
+    """Return the rounding of rows with a format; None: no rounding."""
     from sglang_dspark.backends.cpu.weight_formats import (
         BFLOAT16,
         INT8,

@@ -1,4 +1,4 @@
-"""Calibration tables on the terminal."""
+"""Print calibration tables on the terminal."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sglang_dspark.schedule.calibration import GRID_HIGH, GRID_LOW, Calibration
 
 
 def show_tables(console: Console, tables: Mapping[str, Calibration], prompts: int) -> None:
-    """Print temperatures and shift, and where a temperature ran into the end of the grid."""
+    """Print temperatures and shifts, and the positions with a temperature at the grid's end."""
     console.print(f"fitted on {prompts} prompts:", highlight=False)
     for name, table in tables.items():
         scales = ", ".join(f"{t:.2f}" for t in table.temperatures)

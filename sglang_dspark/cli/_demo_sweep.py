@@ -1,7 +1,7 @@
-"""The end of `dspark demo`: a short sweep of its two servers and an MTP-1 one, and its report.
+"""End `dspark demo`: a short sweep of its two servers and an MTP-1 one, and its report.
 
-The two servers that have just answered the demo's prompts are measured as they are; only MTP-1's is
-started. All loads and lengths are in `configs/sweep/demo.yaml`.
+The two servers that have answered the demo's prompts are measured without a restart; only MTP-1's
+is started. All loads and lengths are in `configs/sweep/demo.yaml`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ROOM_GIB = 8  # of memory, for two more servers of the demo's size
 
 
 def why_no_sweep(device: str) -> str:
-    """The reason why the demo must end without its sweep, "" if it need not."""
+    """Return the reason why the demo must end without its sweep, "" if it need not."""
     import psutil
 
     if missing := not_installed("loadtest"):
@@ -41,7 +41,7 @@ def why_no_sweep(device: str) -> str:
 
 
 def demo_config(port: int, target: Path | None, drafter: Path) -> SweepConfig:
-    """The sweep on what the demo serves. target: None for the demo's own.
+    """Return the sweep of the models that the demo serves. target: None for the demo's own.
 
     The shipped MTP drafter belongs to the demo's target: on another one that arm is skipped.
     """
@@ -64,9 +64,9 @@ def measured(config: SweepConfig) -> str:
 
 
 def sweep_extent(target: Path | None) -> tuple[str, float]:
-    """Describe what the demo's sweep measures, and about how long it takes, in seconds.
+    """Describe what the demo's sweep measures, and estimate its seconds.
 
-    target: as of `demo_config`; two of its servers run by then.
+    target: as of `demo_config`; two of its servers are running by then.
     """
     from sglang_dspark.loadtest.sweep.plan import rough_seconds
     from sglang_dspark.models.drafters import shipped_drafter_path
@@ -79,9 +79,9 @@ def sweep_extent(target: Path | None) -> tuple[str, float]:
 def sweep_and_report(
     console: Console, config: SweepConfig, running: Mapping[str, ServerProcess], run: Path
 ) -> Summary:
-    """Measure in `run`, show the table and the verdict, write the report and name it.
+    """Measure in `run`, show the table and the verdict, write the report and print its path.
 
-    running: servers by arm, frozen, which are used and in the end stopped.
+    running: servers by arm, frozen, which are used and finally stopped.
     """
     from sglang_dspark.cli._demo_words import SWEEP_WORDS
     from sglang_dspark.cli._sweep_view import SweepView, results_table

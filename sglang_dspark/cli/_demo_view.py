@@ -1,4 +1,4 @@
-"""Output of `dspark demo`: streamed answers, accepted drafts marked, and the final tables."""
+"""Show the output of `dspark demo`: streamed answers, accepted drafts marked, and final tables."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from sglang_dspark.loadtest.bench.compare import Pair, merged_steps, summarise
 from sglang_dspark.loadtest.client.metrics import Chunk, Completion
 
 ACCEPTED = "bold green underline"
-_OPEN, _CLOSE = "«", "»"  # the mark where there is no colour
+_OPEN, _CLOSE = "«", "»"  # the mark without colours
 
 
 class AnswerText:
@@ -32,7 +32,7 @@ class AnswerText:
         self._coloured = coloured
 
     def render(self, chunks: Sequence[Chunk], drafted: Sequence[int]) -> Text:
-        """drafted[i]: how many leading tokens of chunk i are accepted drafts."""
+        """Render an answer. drafted[i]: how many leading tokens of chunk i are accepted drafts."""
         stream = DecodeStream(skip_special_tokens=True)
         runs: list[tuple[bool, str]] = []
         for chunk, count in zip(chunks, drafted, strict=True):
@@ -50,7 +50,7 @@ class AnswerText:
 
 
 class AnswerView:
-    """Shows the answers of one server; made by `answers`."""
+    """Show the answers of one server; created by `answers`."""
 
     def __init__(self, console: Console, display: Progress, task: TaskID, writer: AnswerText):
         self._console = console
@@ -63,19 +63,19 @@ class AnswerView:
         self._speculates = False
 
     def begin(self, prompt: EvalPrompt, speculates: bool) -> None:
-        """A prompt has been sent."""
+        """Begin the view of a prompt that was sent."""
         self._chunks, self._prompt, self._speculates = [], prompt, speculates
 
     def chunk(self, chunk: Chunk) -> None:
-        """Tokens of one step have come; the last one counts as the bonus until the end is known."""
+        """Add the tokens of one step; the last one counts as the bonus until the end is known."""
         self._chunks.append(chunk)
         if self._live is not None:
             self._live.update(self._picture())
 
     def finish(self, done: Completion, shown: Completion | None = None) -> None:
-        """The answer is complete: print it for good, with the server's counts.
+        """Print the complete answer permanently, with the server's counts.
 
-        shown: the other server's answer, which is there already: an identical one is only named.
+        shown: the other server's answer, printed earlier: an identical one is only named.
         """
         assert self._prompt is not None, "an answer ends that has not begun"
         speed = f"{done.tokens_per_s:.1f} tokens/s, first after {1e3 * done.ttft:.0f} ms"
@@ -83,14 +83,14 @@ class AnswerView:
         note = f"{done.tokens} tokens, {speed}{tau}"
         self._chunks = []
         self._display.advance(self._task)
-        if self._live is not None:  # take the running text away before it is printed for good
+        if self._live is not None:  # remove the running text before the final print
             self._live.update(self._picture(), refresh=True)
         if shown is not None and shown.ids == done.ids:
             lines = Text(f"[{self._prompt.id}] identical; {note}", style="dim")
         else:
             body = self._writer.render(done.chunks, done.drafted())
             lines = Text("\n").join([self._title(), body, Text(f"{note}\n", style="dim")])
-        # a file keeps the lines as they are
+        # in a file, lines are not wrapped
         self._console.print(lines, soft_wrap=not self._console.is_terminal)
 
     def attach(self, live: Live) -> None:
@@ -115,7 +115,7 @@ class AnswerView:
 
 @contextmanager
 def answers(console: Console, target: Path, label: str, count: int) -> Iterator[AnswerView]:
-    """A view for `count` answers: live text over a bar on a terminal, else finished answers."""
+    """Yield a view of `count` answers: live text and a bar on a terminal, else whole answers."""
     display = bars(console)
     task = display.add_task(label, total=count, count="")
     writer = AnswerText(Tokenizer.from_file(str(target / "tokenizer.json")), console.is_terminal)
@@ -136,7 +136,7 @@ def legend(console: Console) -> Text:
 
 
 def speed_table(pairs: Sequence[Pair], gamma: int) -> Table:
-    """Speed, latency, tau and equality per domain."""
+    """Tabulate speed, latency, tau and equality per domain."""
     table = Table(title="DSPARK against plain decoding: one user, greedy", box=box.SIMPLE_HEAD)
     table.add_column("domain", no_wrap=True)
     speeds = ("plain\ntok/s", "DSPARK\ntok/s", "speed-up", "plain\nTTFT ms", "DSPARK\nTTFT ms")
@@ -157,7 +157,7 @@ def speed_table(pairs: Sequence[Pair], gamma: int) -> Table:
 
 
 def acceptance_table(pairs: Sequence[Pair], gamma: int) -> Table:
-    """Count how often the first k drafts of a step were all accepted."""
+    """Tabulate how often the first k drafts of a step were all accepted."""
     table = Table(title="Steps whose first k drafts were accepted", box=box.SIMPLE_HEAD)
     table.add_column("domain")
     for k in range(1, gamma + 1):
@@ -168,7 +168,7 @@ def acceptance_table(pairs: Sequence[Pair], gamma: int) -> Table:
 
 
 def remarks(pairs: Sequence[Pair]) -> list[str]:
-    """Notes on the tables: where outputs part, and merged steps."""
+    """Return notes on the tables: where outputs differ, and merged steps."""
     lines = [
         f"{pair.prompt.id}: outputs part at token {pair.first_difference()}"
         for pair in pairs
@@ -184,7 +184,7 @@ def remarks(pairs: Sequence[Pair]) -> list[str]:
 
 
 def _joined(runs: Sequence[tuple[bool, str]]) -> Iterator[tuple[bool, str]]:
-    """Neighbouring pieces with the same mark as one."""
+    """Join neighbouring pieces with the same mark."""
     text, mark = "", False
     for marked, piece in runs:
         if marked != mark and text:

@@ -1,7 +1,7 @@
-"""Texts of `dspark demo`: its steps and their time, the meaning of columns, the result.
+"""Write the texts of `dspark demo`: its steps and their time, the meaning of columns, the result.
 
-A ratio is called faster or slower only where its 95% interval says so. One trial has none: then it
-must be off by more than `NOISE`.
+A ratio is called faster or slower only if its 95% interval says so. One trial has no interval: then
+the ratio must be off by more than `NOISE`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from sglang_dspark.loadtest.sweep.run_dir import Summary
 # About twice the standard deviation of the log of a one-trial ratio of DSPARK at the closed loads
 # of a sweep: 0.05 and 0.06 in two of them.
 NOISE = 1.1
-PLAIN_TOKENS_PER_S = 40.0  # of one user on 2 cores; like the next for the forecast alone
+PLAIN_TOKENS_PER_S = 40.0  # of one user on 2 cores; like the next only for the forecast
 BUILD_S = 60.0
 SELDOM = 0.5  # drafts verified a step and request, below which the scheduler chose not to draft
 
@@ -36,7 +36,7 @@ SWEEP_WORDS = (
 
 @dataclass(frozen=True)
 class Versus:
-    """A ratio of speeds with its 95% interval, None where there is none."""
+    """A ratio of speeds with its 95% interval, None if it is unknown."""
 
     ratio: float
     low: float | None = None
@@ -44,7 +44,7 @@ class Versus:
 
     @property
     def word(self) -> str:
-        """`faster`, `slower`, or `level` when noise may be all of it."""
+        """Return `faster`, `slower`, or `level` if noise may explain the ratio."""
         if self.low is None or self.high is None:
             low, high = self.ratio / NOISE, self.ratio * NOISE
         else:
@@ -52,7 +52,7 @@ class Versus:
         return "faster" if low > 1 else "slower" if high < 1 else "level"
 
     def said(self, against: str, over: str = "") -> str:
-        """Such as "1.20x plain", "level with plain (1.02x, within noise)"."""
+        """Format the ratio, as "1.20x plain" or "level with plain (1.02x, within noise)"."""
         if self.word == "faster":
             return f"{self.ratio:.2f}x {over}{against}"
         if self.word == "slower":
@@ -62,17 +62,19 @@ class Versus:
 
 @dataclass(frozen=True)
 class Crowd:
-    """Result of a load test at its most users, against plain decoding. verified: mean drafts that
-    the target checked in a step for each request, None where that is not known."""
+    """Result of a load test at its most users, against plain decoding.
+
+    verified: mean drafts that the target checked per step and request, None if unknown.
+    """
 
     users: int
     plain: Versus
     verified: float | None
 
     def said(self) -> str:
-        """Such as "at 4 users level with plain (0.99x, within noise), as the scheduler ...".
+        """Format the result, as "at 4 users level with plain (0.99x, within noise), as the ...".
 
-        Names few drafts as the reason where the arm is level, but not where it is slower.
+        Names few drafts as the reason if the arm is level, but not if it is slower.
         """
         line = f"at {self.users} users {self.plain.said('plain')}"
         if self.verified is None or self.verified >= SELDOM or self.plain.word == "faster":
@@ -85,8 +87,8 @@ class Crowd:
 def forecast(prompts: int, tokens: int, build_mb: int, sweep: tuple[str, float] | None) -> str:
     """List the steps, line by line, and their time on 2 idle cores.
 
-    build_mb: download of the demo target, 0 where it is there; sweep: what the load test measures,
-    and its seconds with the start of its servers; None without one.
+    build_mb: download of the demo target, 0 if it is present; sweep: what the load test measures,
+    and its seconds including the start of its servers; None without one.
     """
     seconds = 2 * SERVER_START_S + 2 * prompts * tokens / PLAIN_TOKENS_PER_S
     steps = []
@@ -105,7 +107,7 @@ def forecast(prompts: int, tokens: int, build_mb: int, sweep: tuple[str, float] 
 
 
 def one_user(pairs: Sequence[Pair]) -> Versus:
-    """DSPARK's speed over plain decoding's for one user, its interval over the prompts."""
+    """Compute DSPARK's speed over plain decoding's for one user; the interval is over prompts."""
     overall = summarise(pairs, gamma=0)[-1]
     assert overall.domain == OVERALL
     speeds = [(p.dspark.tokens_per_s, p.plain.tokens_per_s) for p in pairs]
@@ -124,9 +126,9 @@ def identical(pairs: Sequence[Pair]) -> str:
 
 
 def from_sweep(summary: Summary, over: str, plain: str) -> tuple[Versus | None, Crowd | None]:
-    """Against MTP-1 with one user, and against plain decoding with the most.
+    """Return the ratios to MTP-1 with one user, and to plain decoding with the most users.
 
-    over, plain: the arms' names. None for what was not measured.
+    over, plain: the arms' names. None if it was not measured.
     """
     found = {
         (each.under, each.level): Versus(each.mid, each.low, each.high)
@@ -143,7 +145,7 @@ def from_sweep(summary: Summary, over: str, plain: str) -> tuple[Versus | None, 
 
 
 def in_short(one: Versus, same: str, mtp: Versus | None, crowd: Crowd | None) -> str:
-    """The whole run in one line. same: of `identical`."""
+    """Summarise the run in one line. same: text of `identical`."""
     line = f"DSPARK here: {one.said('plain decoding')} for one user"
     if mtp is not None:
         line += f", {mtp.said('MTP-1', 'over ')}"

@@ -1,6 +1,6 @@
-"""The pair of models that a command serves: found by name, and checked before a server starts.
+"""Resolve the pair of models that a command serves, and check it before a server starts.
 
-The checks are those that the server makes itself (serving/checkpoint.py), minutes earlier.
+The server makes the same checks (serving/checkpoint.py), but minutes later.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ DeviceOption = Annotated[
 def served_models(
     console: Console, target: str, drafter: str, device: str
 ) -> tuple[Path, Path, str]:
-    """Folders of target and drafter, and the device, `cpu` or `cuda`.
+    """Return the folders of target and drafter, and the device, `cpu` or `cuda`.
 
-    Raises DSparkError without SGLang, for a device that is not here, a model that cannot be had,
-    and a drafter that SGLang's DSPARK does not serve on this target.
+    Raises DSparkError without SGLang, for a device that is not here, a model that cannot be
+    fetched, and a drafter that SGLang's DSPARK does not serve on this target.
     """
     from sglang_dspark.serving.checkpoint import validate_drafter
 
@@ -58,9 +58,9 @@ def served_models(
 
 
 def note_unless_served(console: Console, drafter: Path, target: Path) -> None:
-    """Print why a server would refuse a DSpark drafter that the reference engine reads.
+    """Print why a server would reject a DSpark drafter that the reference engine reads.
 
-    It looks at config.json alone.
+    Only config.json is checked.
     """
     from sglang_dspark.families.registry import drafter_kind
     from sglang_dspark.serving.checkpoint import validate_drafter
@@ -80,10 +80,10 @@ def note_unless_served(console: Console, drafter: Path, target: Path) -> None:
 
 
 def device_here(device: str) -> str:
-    """`cpu` or `cuda`; "" stands for what is here. DSparkError for another and an absent GPU."""
+    """Return `cpu` or `cuda`; "" selects the one here. Raises DSparkError for others, no GPU."""
     if device not in ("", "cpu", "cuda"):
         raise DSparkError(f"device {device!r} is neither cpu nor cuda; leave it out to use what is")
-    if device == "cpu":  # no need to ask torch, which takes seconds to load
+    if device == "cpu":  # without loading torch, which takes seconds
         return device
     import torch
 
@@ -95,10 +95,10 @@ def device_here(device: str) -> str:
 
 
 def target_facts(folder: Path) -> Target:
-    """Read the facts of a target's config.json that a drafter must fit; of a multimodal model, of
-    its text part.
+    """Read the facts of a target's config.json that a drafter must fit.
 
-    Raises DSparkError when it cannot be read or lacks a field.
+    A multimodal model's facts are those of its text part. Raises DSparkError if the file cannot
+    be read or lacks a field.
     """
     from sglang_dspark.common.files import integer, load_json, reading
     from sglang_dspark.drafter.target_fit import Target

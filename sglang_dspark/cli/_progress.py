@@ -1,4 +1,4 @@
-"""Progress on the terminal: bars where someone looks, plain lines where output goes to a file."""
+"""Show progress: bars on a terminal, plain lines if output goes to a file."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _PLAIN_EVERY_S = 10.0  # without a terminal, a long stage is mentioned this ofte
 
 
 def bars(console: Console) -> Progress:
-    """A Rich progress display in the package's one style."""
+    """Create a Rich progress display in the package's one style."""
     return Progress(
         SpinnerColumn(),
         TextColumn("{task.description}"),
@@ -37,7 +37,7 @@ def bars(console: Console) -> Progress:
 
 @contextmanager
 def stages(console: Console) -> Iterator[StageProgress]:
-    """A callback (stage, done, total) shown as one bar per stage; total 0 means an unknown end."""
+    """Yield a callback (stage, done, total) shown as one bar per stage; total 0: unknown end."""
     if not console.is_terminal:
         yield _PlainStages(console)
         return
@@ -58,7 +58,7 @@ def stages(console: Console) -> Iterator[StageProgress]:
 
 @contextmanager
 def says_when_stopped() -> Iterator[None]:
-    """Answer Ctrl-C with one line and exit status 130, after all that is inside has been undone."""
+    """Answer Ctrl-C with one line and exit status 130, after the block has cleaned up."""
     try:
         yield
     except KeyboardInterrupt:
@@ -67,7 +67,7 @@ def says_when_stopped() -> Iterator[None]:
 
 
 class _PlainStages:
-    """One line when a stage begins, and one every few seconds while it lasts."""
+    """Print one line when a stage begins, and one every few seconds while it lasts."""
 
     def __init__(self, console: Console):
         self._console = console

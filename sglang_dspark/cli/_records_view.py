@@ -1,4 +1,4 @@
-"""`dspark report --records`: what load-generating processes wrote down, counted together."""
+"""`dspark report --records`: count the records of load-generating processes together."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sglang_dspark.loadtest.client.records_file import SUFFIX, read_records
 def show_records(console: Console, folder: Path) -> None:
     """Print the figures of all `records-*.parquet` of a folder, each request counted once.
 
-    Raises DSparkError when a worker's file is missing or two are of different loads.
+    Raises DSparkError if a worker's file is missing or two are of different loads.
     """
     files = [read_records(path) for path in sorted(folder.glob(f"records-*{SUFFIX}"))]
     header, records = merge(files)

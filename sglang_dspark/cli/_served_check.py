@@ -1,9 +1,9 @@
-"""The last stage of `dspark train`: the trained drafter in a server, as a client sees it.
+"""Check the trained drafter in a server as a client sees it: the last stage of `dspark train`.
 
-A few prompts are answered by an SGLang server that drafts with it, greedily. The answers must be
-the ones that the target gives by itself (reference engine, no drafter); a first difference is
-let pass where the target's own two logits are closer than `NEAR_TIE`, because floating-point sums
-depend on how many rows are computed together.
+An SGLang server that drafts with it answers a few prompts greedily. The answers must be
+those of the target alone (reference engine, no drafter). A first difference is allowed if the
+target's own two logits are closer than `NEAR_TIE`, because floating-point sums depend on how many
+rows are computed together.
 """
 
 from __future__ import annotations
@@ -30,8 +30,11 @@ _READY_S = 600.0
 
 @dataclass(frozen=True)
 class ServedCheck:
-    """Result of serving. equal, near_ties: answers like the target's own, and those that leave it
-    at a near tie; tau: tokens a verify step, bonus included; tokens_per_s: one user's speed."""
+    """Result of serving.
+
+    equal, near_ties: answers like the target's own, and those that leave it at a near tie; tau:
+    tokens a verify step, bonus included; tokens_per_s: one user's speed.
+    """
 
     prompts: int
     equal: int
@@ -51,9 +54,9 @@ def serve_and_check(
     max_new_tokens: int,
     run_dir: Path,
 ) -> ServedCheck:
-    """Start a server with the drafter, ask the first demo prompts of each domain, stop it.
+    """Start a server with the drafter, send the first demo prompts of each domain, stop it.
 
-    port: 0 takes any free one. Raises DSparkError when the server does not come up or an answer
+    port: 0 selects any free one. Raises DSparkError if the server does not start or an answer
     is not the target's.
     """
     import torch
@@ -86,7 +89,7 @@ def serve_and_check(
 def plain_answers(
     model: TargetModel, ids: Sequence[Sequence[int]], max_new_tokens: int
 ) -> list[tuple[int, ...]]:
-    """The target's own greedy answers, stop tokens ignored."""
+    """Decode the target's own greedy answers; ignore stop tokens."""
     from sglang_dspark.evaluation.engine import DecodeSettings, ReferenceEngine
 
     settings = DecodeSettings(max_new_tokens=max_new_tokens, batch=len(ids))
@@ -94,7 +97,7 @@ def plain_answers(
 
 
 async def ask(url: str, ids: Sequence[Sequence[int]], max_new_tokens: int) -> list[Completion]:
-    """One prompt after the other, greedy, stop tokens ignored."""
+    """Send one prompt after the other, greedy; ignore stop tokens."""
     from sglang_dspark.loadtest.client.client import Sampling, SGLangClient
 
     sampling = Sampling(max_new_tokens=max_new_tokens, ignore_eos=True)
@@ -109,7 +112,7 @@ def compare(
     expected: Sequence[Sequence[int]],
     answers: Sequence[Completion],
 ) -> ServedCheck:
-    """Count equal answers; DSparkError at the first that differs otherwise than at a near tie."""
+    """Count equal answers. Raises DSparkError for a difference other than at a near tie."""
     from sglang_dspark.loadtest.client.metrics import SpecStats, per_user_speed
 
     near_ties = 0
@@ -138,7 +141,7 @@ def compare(
 
 
 def _gap(model: TargetModel, prefix: Sequence[int], one: int, other: int) -> float:
-    """Distance of two tokens' logits after `prefix`."""
+    """Return the distance of two tokens' logits after `prefix`."""
     import torch
 
     cache = model.new_cache(1, len(prefix))
@@ -149,5 +152,5 @@ def _gap(model: TargetModel, prefix: Sequence[int], one: int, other: int) -> flo
 
 
 def as_json(check: ServedCheck, drafter_sha256: str) -> dict[str, Any]:
-    """For the run directory."""
+    """Convert the result to JSON for the run directory."""
     return {**asdict(check), "drafter_sha256": drafter_sha256}

@@ -1,4 +1,4 @@
-"""Output of `dspark sweep`: the plan, a line for each cell with the time left, the results."""
+"""Show the output of `dspark sweep`: the plan, a line for each cell with the time left, results."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class SweepView:
 
     @contextmanager
     def live(self) -> Iterator[SweepView]:
-        """Show the bar within, where someone looks."""
+        """Show the bar during the block, if the console is a terminal."""
         if not self.console.is_terminal:
             yield self
             return
@@ -54,7 +54,7 @@ class SweepView:
     def planned(
         self, loads: Sequence[Load], cells: Sequence[PlannedCell], kept: Sequence[str]
     ) -> None:
-        """Print the cells to measure; `kept` are there already."""
+        """Print the cells to measure; `kept` are measured already."""
         from sglang_dspark.loadtest.sweep.plan import CELL_OVERHEAD_S
 
         self._expected = {cell.name: cell.load.expected_s + CELL_OVERHEAD_S for cell in cells}
@@ -66,7 +66,7 @@ class SweepView:
             self._line(f"{len(self._done)} of {len(cells)} cells are there already")
 
     def starting(self, arm: str, seconds: float) -> None:
-        """A server is coming up."""
+        """Show that a server is starting."""
         now = time.monotonic()
         self._describe(f"starting {arm} ({seconds:.0f} s)")
         if self._bar is None and (seconds < 0.5 or now - self._said_at > _STARTING_EVERY_S):
@@ -74,7 +74,7 @@ class SweepView:
             self._said_at = now
 
     def measuring(self, what: str, arm: str) -> None:
-        """A cell, a pilot or a warm-up begins."""
+        """Show that a cell, a pilot or a warm-up begins."""
         self._began[what] = time.monotonic()
         self._now = what if what.startswith(arm) else f"{arm}: {what}"
         self._describe(self._now)
@@ -82,7 +82,7 @@ class SweepView:
             self._line(self._now)
 
     def measured(self, cell: Cell) -> None:
-        """A cell is kept: one line, and what time is left by the pace so far."""
+        """Print one line for a measured cell, with the time left at the pace so far."""
         self._done.add(cell.name)
         self._spent += time.monotonic() - self._began.get(cell.name, time.monotonic())
         self._planned += self._expected.get(cell.name, 0.0)
@@ -102,7 +102,7 @@ class SweepView:
             self._line(f"    {line}")
 
     def _new_warnings(self, cell: Cell) -> list[str]:
-        """Warnings of the kinds that this arm had none of before."""
+        """Return the cell's warnings of kinds that this arm did not have before."""
         new = {
             kind: line
             for kind, line in cell.warnings.items()
@@ -112,15 +112,15 @@ class SweepView:
         return list(new.values())
 
     def troubled(self, arm: str, said: str) -> None:
-        """A cell could not be measured."""
+        """Print that a cell could not be measured."""
         self._line(f"{arm}: {said}")
 
     def polled(self) -> None:
-        """Time passes."""
+        """Update the time left."""
         self._describe(self._now)
 
     def left(self) -> str:
-        """Time that the other cells will take, by the pace of those measured."""
+        """Return the time of the remaining cells, at the pace of those measured."""
         pace = self._spent / self._planned if self._planned else 1.0
         seconds = pace * sum(t for name, t in self._expected.items() if name not in self._done)
         return duration(seconds)
@@ -139,13 +139,13 @@ class SweepView:
 
 
 def duration(seconds: float) -> str:
-    """Minutes and seconds."""
+    """Format seconds as minutes and seconds."""
     whole = max(0, round(seconds))
     return f"{whole // 60}:{whole % 60:02d}"
 
 
 def show_config(console: Console, config: SweepConfig, cells: int, seconds: float) -> None:
-    """Print the plan and its longest time, before anything starts."""
+    """Print the plan and its estimated time, before anything starts."""
     from sglang_dspark.loadtest.sweep.holding import said_limits
 
     loads = [f"{users} users" for users in config.concurrency]
@@ -169,7 +169,7 @@ def show_config(console: Console, config: SweepConfig, cells: int, seconds: floa
 
 
 def _loads_table(loads: Sequence[Load]) -> Table:
-    """Sizes of the cells, by the pilot."""
+    """Tabulate the sizes of the cells, from the pilot."""
     from sglang_dspark.loadtest.sweep.plan import describe
 
     table = Table(title="Cells, sized by the pilot", box=box.SIMPLE_HEAD)
@@ -181,7 +181,7 @@ def _loads_table(loads: Sequence[Load]) -> Table:
 
 
 def results_table(summary: Summary) -> Table:
-    """Every arm at every load: means over the trials, with intervals of the throughput."""
+    """Tabulate every arm at every load: means over the trials, with intervals of the throughput."""
     table = Table(
         title="Means over the trials" + (f" ({summary.label})" if summary.label else ""),
         box=box.SIMPLE_HEAD,
@@ -190,7 +190,7 @@ def results_table(summary: Summary) -> Table:
     )
     bounded = any(row.tokens_per_s and row.tokens_per_s.low for row in summary.levels)
     table.add_column("load", justify="right", no_wrap=True)
-    table.add_column("arm", overflow="fold")  # what a narrow terminal may break
+    table.add_column("arm", overflow="fold")  # a narrow terminal may wrap this one
     names = ("tokens/s", *["95%"] * bounded, "per\nuser", "TTFT\np95", "tau", "verified")
     for name in names:
         table.add_column(name, justify="right", no_wrap=True)
@@ -218,7 +218,7 @@ def results_table(summary: Summary) -> Table:
 
 
 def burst_tables(summary: Summary) -> list[Table]:
-    """Of every burst, what each arm's requests waited before, in and after it."""
+    """Tabulate, for every burst, each arm's latencies before, in and after it."""
     found = []
     for burst in summary.bursts:
         table = Table(title=f"A burst, p99 (mean rate {burst.level:g} req/s)", box=box.SIMPLE_HEAD)

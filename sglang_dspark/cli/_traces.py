@@ -1,4 +1,4 @@
-"""`dspark eval traces`: the traces behind the published results of drafters, in one command."""
+"""`dspark eval traces`: record the traces behind the published results of drafters."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ def traces(
     ] = DEFAULT_PLAN,
     only: Annotated[str | None, typer.Option(help="One set of the plan alone.")] = None,
 ) -> None:
-    """Make all traces whose drafters are here; say how the other drafters are made.
+    """Record all traces whose drafters are here; print how to make the other drafters.
 
-    A trace that is there already, of the same drafter and settings, is kept.
+    An existing trace of the same drafter and settings is kept.
     """
     from rich.console import Console
 
@@ -48,7 +48,7 @@ def traces(
 
 
 def _make(plan: TracePlan, name: str, each: TraceSet) -> dict[str, str]:
-    """Write the traces of one set; returns what is not here, with how it is made."""
+    """Write the traces of one set; return the missing inputs, with the command that makes each."""
     from sglang_dspark.cli._analysis import redrafted
 
     if each.absent_prompts:
@@ -79,7 +79,7 @@ def _write(
     places: Mapping[Path, PlannedDrafter],
     make: Callable[[Session], list[Trace]],
 ) -> None:
-    """Make and write what is not there yet of `places`, all in one go."""
+    """Make and write the missing traces of `places`, all in one run."""
     from sglang_dspark.evaluation.traces import write_trace
 
     found = _session(plan, each, places)
@@ -114,7 +114,7 @@ def _session(plan: TracePlan, each: TraceSet, places: Mapping[Path, PlannedDraft
 
 
 def _is_kept(path: Path, drafter: DrafterArgument, work: Workload) -> bool:
-    """Return whether there is a trace of this drafter, target, prompts and settings."""
+    """Return whether a trace of this drafter, target, prompts and settings exists."""
     from sglang_dspark.errors import DSparkError
     from sglang_dspark.evaluation.recording import describe, settings_json
     from sglang_dspark.evaluation.traces import prompt_digest, read_trace

@@ -1,4 +1,4 @@
-"""Models, prompts and settings that the measuring commands share."""
+"""Resolve models, prompts and settings that the measuring commands share."""
 
 from __future__ import annotations
 
@@ -53,19 +53,19 @@ JsonOption = Annotated[
 
 
 def chosen(option: str, text: str, known: Collection[str]) -> list[str]:
-    """The names of a comma-separated option. Raises DSparkError where one is unknown."""
+    """Return the names of a comma-separated option. Raises DSparkError if one is unknown."""
     names = [each.strip() for each in text.split(",")]
     if wrong := set(names) - set(known):
         raise DSparkError(f"{option} {', '.join(sorted(wrong))}: choose of {', '.join(known)}")
     return names
 
 
-SAMPLING = ("top_p", "top_k", "min_p")  # of `WorkloadOptions`: what few commands offer
+SAMPLING = ("top_p", "top_k", "min_p")  # of `WorkloadOptions`: fields that few commands offer
 
 
 @dataclass(frozen=True)
 class WorkloadOptions:
-    """Workload and settings of decoding, as a command's options give them."""
+    """Workload and settings of decoding, from a command's options."""
 
     target: TargetOption = "demo"
     prompts: Annotated[
@@ -103,10 +103,10 @@ class WorkloadOptions:
 def takes_workload(
     *, without: Collection[str] = SAMPLING, **defaults: Any
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """A command whose parameter `options: WorkloadOptions` stands for that many options.
+    """Replace a command's parameter `options: WorkloadOptions` by one option for each field.
 
     without: fields that the command does not offer, which keep their default. defaults: of fields,
-    where the command has others. Typer reads a command's signature, so that is what is made here:
+    if the command has others. Typer reads a command's signature, so the decorator changes that:
     the fields replace `options`, by keyword.
     """
     base = replace(WorkloadOptions(), **defaults)
@@ -136,7 +136,7 @@ def takes_workload(
 def _with_options(
     command: Callable[..., None], offered: dict[str, inspect.Parameter]
 ) -> inspect.Signature:
-    """The command's signature, all by keyword, with `offered` in the place of `options`."""
+    """Return the command's signature, keyword-only, with `offered` in place of `options`."""
     parameters: list[inspect.Parameter] = []
     for name, own in inspect.signature(command, eval_str=True).parameters.items():
         if name == "options":
@@ -147,7 +147,7 @@ def _with_options(
 
 
 def given(context: typer.Context, names: Collection[str]) -> list[str]:
-    """Those of a command's parameters that stand on its command line, as they are written there."""
+    """Return the options, of the parameters `names`, that the command line gives."""
     sources = {name: context.get_parameter_source(name) for name in names}
     said = {name for name, source in sources.items() if source and source.name == "COMMANDLINE"}
     return [each.opts[0] for each in context.command.params if each.name in said]
@@ -168,7 +168,7 @@ class DrafterArgument:
 
 
 def parse_drafter(argument: str) -> DrafterArgument:
-    """Read `LABEL=PATH[@GAMMA]`, or `PATH[@GAMMA]`, whose label is its last part.
+    """Parse `LABEL=PATH[@GAMMA]`, or `PATH[@GAMMA]`, whose label is its last part.
 
     A number behind the last @ is gamma; OWNER/NAME@REVISION@GAMMA names both.
     """
@@ -185,7 +185,7 @@ def parse_drafter(argument: str) -> DrafterArgument:
 
 
 def target_dir(target: str, console: Console) -> Path:
-    """Directory of the target, a folder or Hugging Face id; `demo` is built if needed."""
+    """Return the target's directory, from a folder or Hugging Face id; build `demo` if needed."""
     if target != "demo":
         path = resolve(target)
         if not (path / "config.json").is_file():
@@ -199,12 +199,12 @@ def target_dir(target: str, console: Console) -> Path:
 
 
 def drafter_dir(drafter: str) -> Path:
-    """Directory of the drafter, a folder or Hugging Face id; `shipped` is the demo target's."""
+    """Return the drafter's directory, from a folder or id; `shipped` is the demo target's."""
     return shipped_drafter_path() if drafter == "shipped" else find_drafter(drafter)
 
 
 def open_tokenizer(target: Path) -> Any:
-    """The target's tokenizer; DSparkError when there is none that loads."""
+    """Load the target's tokenizer. Raises DSparkError if it does not load."""
     from transformers import AutoTokenizer
 
     try:
@@ -219,7 +219,7 @@ def read_prompt_files(
     prompt_field: str | None,
     default: Callable[[], list[EvalPrompt]] | None = None,
 ) -> list[EvalPrompt]:
-    """Prompts of all `[DOMAIN=]FILE` arguments; without any `default`, else the demo's."""
+    """Read the prompts of all `[DOMAIN=]FILE` arguments; without any, `default` or the demo's."""
     from sglang_dspark.evaluation.prompts import demo_prompts, read_prompts
 
     if not files:
@@ -238,7 +238,7 @@ def open_workload(
     console: Console,
     default: Callable[[], list[EvalPrompt]] | None = None,
 ) -> Workload:
-    """Target and prompts of a measurement; the package's evaluation prompts unless told."""
+    """Open target and prompts of a measurement; by default the package's evaluation prompts."""
     from transformers.utils import logging as transformers_logging
 
     from sglang_dspark.evaluation import prompts as prompt_files
@@ -263,7 +263,7 @@ def open_workload(
 def trace_of(
     argument: DrafterArgument, workload: Callable[[], Workload], console: Console
 ) -> Trace:
-    """The trace that an argument names, or a new one; `workload` is opened only if needed."""
+    """Return the trace that an argument names, or a new one; open `workload` only if needed."""
     from sglang_dspark.cli._progress import stages
     from sglang_dspark.evaluation.recording import record
     from sglang_dspark.evaluation.traces import read_trace
@@ -278,7 +278,7 @@ def trace_of(
 
 
 def counter(progress: Any, stage: str, total: int) -> Any:
-    """A function to call once for each finished prompt."""
+    """Return a function to call once for each finished prompt."""
     done = 0
 
     def count() -> None:
@@ -291,7 +291,7 @@ def counter(progress: Any, stage: str, total: int) -> Any:
 
 
 def device_description() -> str:
-    """The GPU's name, or this machine's CPU: what a result file calls its device."""
+    """Return the device's name for result files: the GPU's, or this machine's CPU."""
     import torch
 
     from sglang_dspark.common.machine import cpu_description

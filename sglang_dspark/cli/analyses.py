@@ -1,4 +1,4 @@
-"""`dspark eval NAME`: the paper's analyses of drafters, each with a result file and a figure."""
+"""`dspark eval NAME`: run the paper's analyses of drafters, each with a result file and figure."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def record(
     answers: AnswersOption = None,
     transition: TransitionOption = True,
 ) -> None:
-    """Decode all prompts once and keep the trace, which the other commands take as a drafter."""
+    """Decode all prompts once and save the trace, which the other commands accept as a drafter."""
     from sglang_dspark.evaluation.traces import write_trace
 
     if not transition and answers is None:
@@ -88,7 +88,7 @@ def record(
 @app.command()
 @takes_workload()
 def tau(drafter: DraftersOption, options: WorkloadOptions, json_file: JsonOption = None) -> None:
-    """Table 1: tau by domain for several drafters, and the first one's ratio to the others."""
+    """Compare tau of drafters by domain, and the first one's ratio to the others (Table 1)."""
     from sglang_dspark.evaluation.analyses.tau import compute
 
     session = open_session(drafter, options)
@@ -100,7 +100,7 @@ def tau(drafter: DraftersOption, options: WorkloadOptions, json_file: JsonOption
 def trainings(
     drafter: DraftersOption, options: WorkloadOptions, json_file: JsonOption = None
 ) -> None:
-    """tau of recipes trained several times: repeat a LABEL for each training of a recipe."""
+    """Compare tau of recipes trained several times; repeat a LABEL for each of its trainings."""
     from sglang_dspark.evaluation.analyses.trainings import compute
 
     session = open_session(drafter, options)
@@ -112,7 +112,7 @@ def trainings(
 def positions(
     drafter: DraftersOption, options: WorkloadOptions, json_file: JsonOption = None
 ) -> None:
-    """Fig. 2: chance that draft k is accepted, given the drafts before it."""
+    """Show the chance that draft k is accepted, given the drafts before it (Fig. 2)."""
     from sglang_dspark.evaluation.analyses.positions import compute
 
     session = open_session(drafter, options)
@@ -127,7 +127,7 @@ def depth(
     note: NoteOption = None,
     json_file: JsonOption = None,
 ) -> None:
-    """Fig. 3: tau by number of drafter layers; drafters of one label form one line."""
+    """Show tau by number of drafter layers; drafters of one label form one line (Fig. 3)."""
     from sglang_dspark.evaluation.analyses.series import DepthResult, compute
 
     session = open_session(drafter, options)
@@ -142,7 +142,7 @@ def length(
     note: NoteOption = None,
     json_file: JsonOption = None,
 ) -> None:
-    """Fig. 4a: tau by proposal length gamma; label drafters by their head to compare heads."""
+    """Show tau by proposal length gamma; label drafters by head to compare heads (Fig. 4a)."""
     from sglang_dspark.evaluation.analyses.series import LengthResult, compute
 
     session = open_session(drafter, options)
@@ -161,7 +161,7 @@ def thresholds(
     sts: StsOption = None,
     json_file: JsonOption = None,
 ) -> None:
-    """Fig. 5: acceptance rate and tau when drafts are admitted above a threshold."""
+    """Show acceptance rate and tau when drafts are admitted above a threshold (Fig. 5)."""
     from sglang_dspark.evaluation.analyses.thresholds import compute
 
     session = open_session(drafter, options)
@@ -183,8 +183,10 @@ def reliability(
     sts: StsOption = None,
     json_file: JsonOption = None,
 ) -> None:
-    """Fig. 6: predicted survival against acceptance before and after STS, on prompts that the
-    table was not fitted on."""
+    """Compare predicted survival with acceptance, before and after STS (Fig. 6).
+
+    Only prompts that the table was not fitted on are used.
+    """
     from sglang_dspark.evaluation.analyses.reliability import compute
 
     if len(drafter) != 1:
@@ -210,8 +212,11 @@ def traffic(
     sts: StsOption = None,
     json_file: JsonOption = None,
 ) -> None:
-    """Confidence when traffic changes from one domain to another: the table as fitted (without any:
-    as of the head), learned online, with each request's own shift. --batch at a time."""
+    """Show confidence when traffic changes from one domain to another, --batch requests at a time.
+
+    The table is as fitted (without any: the head's own), learned online, or with each request's
+    own shift.
+    """
     from sglang_dspark.common.files import load_json, reading
     from sglang_dspark.evaluation.analyses.traffic import compute, no_table
     from sglang_dspark.schedule.cost_table import from_document
@@ -243,7 +248,7 @@ def overhead(
     ] = 60,
     json_file: JsonOption = None,
 ) -> None:
-    """Fig. 4d: share of a round that the sequential loop takes, in the engine and by itself."""
+    """Measure the sequential loop's share of a round, in the engine and by itself (Fig. 4d)."""
     from sglang_dspark.evaluation.analyses.overhead import compute
 
     session = open_session(drafter, replace(options, limit=options.batch))
@@ -261,7 +266,7 @@ def overhead(
 @app.command()
 @takes_workload()
 def roc(drafter: DraftersOption, options: WorkloadOptions, json_file: JsonOption = None) -> None:
-    """ROC of confidence for acceptance; the area is shown with Fig. 6."""
+    """Draw the ROC of confidence for acceptance; the area is shown with Fig. 6."""
     from sglang_dspark.evaluation.analyses.roc import compute
 
     session = open_session(drafter, options)
@@ -293,7 +298,7 @@ def curves(
     ],
     json_file: JsonOption = None,
 ) -> None:
-    """Learning curves of training runs: tau on held-out answers, teacher forced."""
+    """Draw learning curves of training runs: tau on held-out answers, teacher forced."""
     from rich.console import Console
 
     from sglang_dspark.evaluation.analyses.curves import compute

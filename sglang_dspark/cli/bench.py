@@ -1,4 +1,4 @@
-"""`dspark bench`: measurements whose figures are published under `results/`."""
+"""`dspark bench`: run measurements whose figures are published under `results/`."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ app.command("products")(_bench_products.products)
 
 @app.callback()
 def bench() -> None:
-    """Measurements, each written to a result file."""
+    """Run measurements, each written to a result file."""
 
 
 @app.command()
@@ -65,7 +65,7 @@ def serve(
     device: DeviceOption = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
 ) -> None:
-    """DSPARK against plain decoding: tokens/s, step cost and tau, in one paired run."""
+    """Compare DSPARK with plain decoding: tokens/s, step cost and tau, in one paired run."""
     import json
 
     from rich.console import Console

@@ -1,7 +1,7 @@
 """`dspark calibrate`: fit a drafter's confidence to real acceptance and write sts.json.
 
-Fitted on the package's calibration prompts and judged on its evaluation prompts, or on prompts or
-records of the user's, which are halved when none to judge on are named.
+It is fitted on the package's calibration prompts and judged on its evaluation prompts, or on the
+user's prompts or records, which are halved if no others to judge on are named.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ TableOption = Annotated[
 
 @dataclass(frozen=True)
 class _Decode:
-    """Settings of answering prompts where no record is given."""
+    """Settings for answering prompts if no record is given."""
 
     options: WorkloadOptions
     half_products: bool
@@ -88,7 +88,7 @@ class _Decode:
 
 @dataclass(frozen=True)
 class _Records:
-    """Drafter and target of the records that are read; the default ones unless named."""
+    """Drafter and target of the records to read; the default ones unless named."""
 
     target: str
     target_is_named: bool
@@ -104,7 +104,7 @@ class _Case:
     held: Trace
 
 
-# Options that say what is decoded and how: a record has been decoded.
+# Options of decoding, which do not apply to a record: it has been decoded.
 _OF_DECODING = (
     "prompts",
     "held_out",
@@ -131,7 +131,7 @@ def calibrate(
     adaptive: AdaptiveOption = False,
     out: TableOption = None,
 ) -> None:
-    """Fit temperatures to what is accepted, show what they do on other prompts, write both."""
+    """Fit temperatures to real acceptance, show their effect on other prompts, write both."""
     from rich.console import Console
 
     from sglang_dspark.schedule.sts_file import FILE_NAME, write_sts
@@ -157,14 +157,14 @@ def calibrate(
 
 
 def _refuse_unused(context: typer.Context, recorded: bool) -> None:
-    """Options that would be lost without a word."""
+    """Raise DSparkError for options that would be ignored silently."""
     for option in given(context, _OF_DECODING if recorded else ["held_out_trace"]):
         why = "says how to decode, a --trace is decoded: leave one out"
         raise DSparkError(f"{option} {why if recorded else 'judges a --trace: give both'}")
 
 
 def _fit_all(cases: Sequence[_Case], dataset: str, binning: Binning, console: Console) -> StsFile:
-    """A table of each case; DSparkError when two are of one sampling regime."""
+    """Fit a table for each case. Raises DSparkError if two are of one sampling regime."""
     from sglang_dspark.schedule.sts_file import StsFile
 
     tables: dict[str, StsTable] = {}
@@ -211,7 +211,7 @@ def _answered(
     decode: _Decode,
     console: Console,
 ) -> Trace:
-    """Replayed answers to prompts of files, or to the package's `default` prompts."""
+    """Answer prompts of files, or the package's `default` prompts, and replay the drafter."""
     from sglang_dspark.cli._progress import stages
     from sglang_dspark.evaluation import prompts as shipped
     from sglang_dspark.training.answering import record_answers
@@ -233,7 +233,7 @@ def _answered(
 
 
 def _read_cases(files: Sequence[Path], held: Sequence[Path], records: _Records) -> list[_Case]:
-    """Cases of recorded traces or stores, paired by sampling regime."""
+    """Read cases from recorded traces or stores, paired by sampling regime."""
     from sglang_dspark.schedule.sts_file import regime
 
     fits = _read_traces(files, records)
@@ -255,7 +255,7 @@ def _read_cases(files: Sequence[Path], held: Sequence[Path], records: _Records) 
 
 
 def _read_traces(files: Sequence[Path], records: _Records) -> list[Trace]:
-    """Traces of this drafter on one target, stores replayed; DSparkError if one is of another."""
+    """Read this drafter's traces on one target; replay stores. Raises DSparkError for others."""
     from sglang_dspark.evaluation.traces import read_trace
     from sglang_dspark.models.identity import target_sha256 as weights_sha256
     from sglang_dspark.training.answering import traces_of_store
@@ -284,7 +284,7 @@ def _read_traces(files: Sequence[Path], records: _Records) -> list[Trace]:
 
 
 def _say_if_trained_on(drafter: Path, store: Path, console: Console) -> None:
-    """Facts from the training run in whose folder the drafter is."""
+    """Warn if the training run that the drafter belongs to used this store."""
     from sglang_dspark.common.files import FAULTS, load_json
 
     with suppress(OSError, *FAULTS):
@@ -301,7 +301,7 @@ def _say_if_trained_on(drafter: Path, store: Path, console: Console) -> None:
 
 
 def _halved(trace: Trace) -> _Case:
-    """Half of the prompts to fit on, the other half to judge on."""
+    """Split the prompts: one half to fit on, the other half to judge on."""
     from sglang_dspark.evaluation.calibration_data import split_halves
 
     fit, held = split_halves(trace.prompts)
@@ -309,7 +309,7 @@ def _halved(trace: Trace) -> _Case:
 
 
 def _apart(case: _Case) -> _Case:
-    """The case without the prompts to judge on that are also fitted."""
+    """Remove the prompts to judge on that are also fitted."""
     from sglang_dspark.evaluation.calibration_data import held_out
 
     kept = held_out(case.held.prompts, {prompt.digest for prompt in case.fit.prompts})
@@ -317,7 +317,7 @@ def _apart(case: _Case) -> _Case:
 
 
 def _labels(case: _Case) -> Observations:
-    """Confidences and acceptance to fit to; DSparkError when they are too few to say anything."""
+    """Return the labels to fit to. Raises DSparkError without a confidence or enough steps."""
     from sglang_dspark.evaluation.calibration_data import observations
     from sglang_dspark.schedule.calibration import MINIMUM_LABELS
 
@@ -334,7 +334,7 @@ def _labels(case: _Case) -> Observations:
 
 
 def _fit(case: _Case, dataset: str, binning: Binning, console: Console) -> tuple[str, StsTable]:
-    """Regime and table of one case; prints what the table does on the held-out prompts."""
+    """Fit one case; print results on the held-out prompts, return regime and table."""
     from sglang_dspark.cli._calibration_view import show_tables
     from sglang_dspark.evaluation.analyses.reliability import (
         held_out_summary,

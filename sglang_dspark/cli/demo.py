@@ -1,6 +1,6 @@
-"""`dspark demo`: one real model, served with DSPARK and without, on this machine.
+"""`dspark demo`: serve one real model with DSPARK and without, on this machine.
 
-Everything is a child process and HTTP, so what is shown is what a client of the server sees.
+All servers are child processes, used by HTTP, so the demo shows what a client of the server sees.
 """
 
 from __future__ import annotations
@@ -87,8 +87,10 @@ def demo(
 
 
 class _Servers:
-    """The demo's two servers. stay: each is frozen after use, not stopped, until the end; they
-    then have ports of their own."""
+    """The demo's two servers.
+
+    stay: each is frozen after use, not stopped, until the end; they then have separate ports.
+    """
 
     def __init__(
         self, console: Console, target: Path, drafter: Path, device: str, port: int, stay: bool
@@ -108,7 +110,7 @@ class _Servers:
 
     @contextmanager
     def up(self, spec: ServerSpec) -> Iterator[None]:
-        """Start it and let it run within."""
+        """Start a server and let it run during the block."""
         server = launch(self.console, spec, self._logs)
         if not self.stay:
             with server:
@@ -127,7 +129,7 @@ class _Servers:
 
 
 def hardware(device: str) -> str:
-    """The machine's device in words, for a result file."""
+    """Return the name of the machine's device, for a result file."""
     import torch
 
     from sglang_dspark.common.machine import cpu_description
@@ -167,7 +169,7 @@ def _prompts(per_domain: int) -> list[EvalPrompt]:
 
 
 def _compare(servers: _Servers, prompts: list[EvalPrompt], max_new_tokens: int) -> list[Pair]:
-    """The same prompts on both servers, one server at a time."""
+    """Send the same prompts to both servers, one server at a time."""
     from sglang_dspark.cli._demo_words import identical
     from sglang_dspark.loadtest.bench.compare import Pair
 
@@ -186,8 +188,10 @@ def _answers(
     max_new_tokens: int,
     shown: Sequence[Completion] = (),
 ) -> list[Completion]:
-    """Launch, and ask all prompts one after the other with the answers shown; those that are equal
-    to the other server's, `shown`, in a line each."""
+    """Launch a server, send all prompts one after the other, and show the answers.
+
+    shown: the other server's answers; an equal answer takes one line.
+    """
     from sglang_dspark.cli._demo_view import answers, legend
     from sglang_dspark.cli._demo_words import WORDS
 
@@ -249,7 +253,7 @@ def _announce(
     tokens: int,
     end_sweep: bool,
 ) -> bool:
-    """Say what comes and how long; whether the sweep does."""
+    """Print the steps and their time; return whether the sweep will run."""
     from sglang_dspark.cli._demo_sweep import sweep_extent, why_no_sweep
     from sglang_dspark.cli._demo_words import forecast
     from sglang_dspark.models.demo import demo_target_path
@@ -268,7 +272,7 @@ def _announce(
 
 
 def _sweep(servers: _Servers, target: Path | None, drafter: Path, port: int) -> Summary:
-    """The short load test against MTP-1. target: None for the demo's own; port: of plain."""
+    """Run the short load test against MTP-1. target: None for the demo's own; port: of plain."""
     from sglang_dspark.cli._demo_sweep import demo_config, measured, sweep_and_report
 
     config = demo_config(port, target, drafter)
@@ -277,7 +281,7 @@ def _sweep(servers: _Servers, target: Path | None, drafter: Path, port: int) -> 
 
 
 def _conclude(console: Console, pairs: list[Pair], summary: Summary | None) -> None:
-    """The run in one line."""
+    """Print the result of the run in one line."""
     from rich.text import Text
 
     from sglang_dspark.cli._demo_words import from_sweep, identical, in_short, one_user

@@ -1,4 +1,4 @@
-"""`dspark doctor`: says whether this installation can serve with DSPARK, and if not, what to do."""
+"""`dspark doctor`: check whether this installation can serve with DSPARK, else say what to do."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ def doctor(
         ),
     ] = None,
 ) -> None:
-    """Say whether a DSPARK server can start here, and if not, what is wrong and what to do.
+    """Check whether a DSPARK server can start here; if not, show what is wrong and what to do.
 
-    Exit status 0 when one can, 1 otherwise. With --serve 0 when that server is scheduled.
+    Exit status 0 if one can, 1 otherwise. With --serve, 0 if that server is scheduled.
     """
     global exits_without_cleanup
     gc.disable()  # this process imports and ends: collections would be a third of its time
@@ -87,7 +87,7 @@ def _report_launch(line: str, everything: bool, as_json: bool) -> int:
 
 @contextlib.contextmanager
 def _without_chatter(*, shown: bool) -> Iterator[None]:
-    """Keep the output of imports off stdout; print it on stderr only where all is shown."""
+    """Keep the output of imports off stdout; print it on stderr only if everything is shown."""
     stderr = sys.stderr if shown else io.StringIO()
     with contextlib.redirect_stdout(stderr), contextlib.redirect_stderr(stderr):
         yield
@@ -167,7 +167,7 @@ def _show_seams(console: Console, found: Diagnosis) -> None:
 
 
 def _reason(seam: SeamReport) -> str:
-    """Return why a patch is there; of a fix of SGLang also its issue, and when the patch can go."""
+    """Return why a patch exists; for a fix of SGLang also its issue and when to drop it."""
     if not seam.issue:
         return seam.why
     return f"{seam.why}\nissue: {seam.issue}\ndrop when: {seam.drop_when}"

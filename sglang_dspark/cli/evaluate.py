@@ -1,4 +1,4 @@
-"""`dspark eval`: acceptance of a drafter by the reference engine, and through a server."""
+"""`dspark eval`: measure acceptance of a drafter by the reference engine, and through a server."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def evaluate(
     results: NumbersOption = None,
 ) -> None:
     """Measure how many drafts the target accepts: tau, acceptance by position, confidence."""
-    if context.invoked_subcommand is not None:  # `dspark eval tau ...` and its like
+    if context.invoked_subcommand is not None:  # such as `dspark eval tau ...`
         _refuse_options_before(context, context.invoked_subcommand)
         return
     from rich.console import Console
@@ -102,7 +102,7 @@ def _measure(
     port: int,
     console: Console,
 ) -> dict[str, Any]:
-    """Measure through the engine and, where asked, a server; the metrics of the result file."""
+    """Measure through the engine and, if requested, a server; return the result file's metrics."""
     outcome = _measure_engine(subject, settings, console)
     show_report(console, "reference engine", outcome.report)
     document: dict[str, Any] = {
@@ -118,7 +118,7 @@ def _measure(
 
 
 def _require_servable(drafter: Path, server: str | None, serve: bool, gamma: int | None) -> None:
-    """Before the target is loaded: a server drafts by its own settings, and only DSPARK starts."""
+    """Check options before the target is loaded: a server has its own gamma; only DSPARK starts."""
     if server is not None and serve:
         raise DSparkError("--server and --serve exclude each other: name one")
     if server is not None:
@@ -133,7 +133,7 @@ def _require_servable(drafter: Path, server: str | None, serve: bool, gamma: int
 
 
 def _refuse_options_before(context: typer.Context, command: str) -> None:
-    """Options ahead of a command would be lost without a word."""
+    """Raise DSparkError for options ahead of a command, which would be ignored silently."""
     for option in given(context, context.params):
         raise DSparkError(f"write {option} behind the command: dspark eval {command} ...")
 
@@ -149,7 +149,7 @@ def _require_served(drafter: Path) -> None:
 
 
 def _require_gamma(drafter: Path, gamma: int | None) -> None:
-    """Before the target is loaded, for the kinds whose block is trained whole."""
+    """Check gamma before the target is loaded, for the kinds whose block is trained whole."""
     from sglang_dspark.drafter.config import DrafterConfig
     from sglang_dspark.families.registry import drafter_kind
 
@@ -191,9 +191,9 @@ class _EngineOutcome:
 def open_subject(
     options: WorkloadOptions, drafter: str, prompt_field: str | None, console: Console
 ) -> Subject:
+    """Open the prompts and models that a command names."""
     from sglang_dspark.evaluation import prompts as prompt_files
 
-    """The prompts and models that a command names."""
     path = target_dir(options.target, console)
     found = read_prompt_files(options.prompts, prompt_field)
     chosen = prompt_files.limit_per_domain(found, options.limit)
@@ -269,7 +269,7 @@ def _measure_server(
 
 @contextmanager
 def _server(url: str | None, subject: Subject, port: int, console: Console) -> Iterator[str]:
-    """The given server, or one started for the measurement and stopped behind it."""
+    """Yield the URL of the given server, or of one that runs only during the block."""
     if url is not None:
         yield url.rstrip("/")
         return
@@ -286,8 +286,11 @@ def _server(url: str | None, subject: Subject, port: int, console: Console) -> I
 
 
 def engine_like_server(subject: Subject, port: int, run_dir: Path) -> ServerSpec:
-    """A DSPARK server that steps as the engine does: every draft is verified, so that tau is the
-    drafter's and not the scheduler's, and sampled drafts are judged token by token."""
+    """Return a DSPARK server that steps like the engine.
+
+    It verifies every draft, so that tau is the drafter's and not the scheduler's, and judges
+    sampled drafts token by token.
+    """
     import torch
 
     from sglang_dspark.loadtest.servers.workload import dspark_server
@@ -344,7 +347,7 @@ def show_report(console: Console, title: str, report: Report) -> None:
 
 
 def _share(both: float, alone: float) -> str:
-    """Cumulative and, in brackets, conditional acceptance; that one is unknown if never reached."""
+    """Format cumulative and, in brackets, conditional acceptance; the latter may be unknown."""
     return f"{both:.0%} (-)" if math.isnan(alone) else f"{both:.0%} ({alone:.0%})"
 
 

@@ -1,4 +1,4 @@
-"""`dspark`: the command line of the package. Each command lives in a module of its own."""
+"""`dspark`: run the command line of the package. Each command has its own module."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _VERSIONS = ("sglang-dspark", "sglang", "torch")
 
 
 class _Commands(TyperGroup):
-    """Typer ends at Ctrl-C without a word."""
+    """Print a line at Ctrl-C, where Typer ends silently."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -83,16 +83,16 @@ app.command("demo")(demo.demo)
 
 
 def main() -> None:
-    """Run the command line. What is not a bug is one line on stderr, never a traceback.
+    """Run the command line; only bugs print a traceback, other faults one line on stderr.
 
-    Exit status 1: a `DSparkError`, a full disk, or output whose reader has gone (then without
-    a line, as `| head` asked for it); 2: usage; 130: Ctrl-C.
+    Exit status 1: a `DSparkError`, a full disk, or an output pipe that was closed (then without
+    a line, as for `| head`); 2: usage; 130: Ctrl-C.
     """
     try:
         try:
             app()
         finally:
-            sys.stdout.flush()  # here, where a failure can be told, not when Python ends
+            sys.stdout.flush()  # here, where a failure can be reported, not when Python ends
     except SystemExit as done:
         if doctor.exits_without_cleanup:
             os._exit(int(done.code or 0))  # half a second less than freeing 600 MiB of modules
@@ -116,7 +116,7 @@ def main() -> None:
 
 
 def _drop_output() -> None:
-    """Discard stdout's buffer, which would fail once more when Python ends."""
+    """Discard stdout's buffer, which would fail again when Python ends."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

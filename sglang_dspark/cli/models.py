@@ -38,7 +38,7 @@ def demo(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
-    """Build the demo target (SmolLM2-135M-Instruct, Apache-2.0) and print where it lies."""
+    """Build the demo target (SmolLM2-135M-Instruct, Apache-2.0) and print its path."""
     from rich.console import Console
 
     from sglang_dspark.cli._progress import stages
@@ -58,7 +58,7 @@ def convert(
     out: Annotated[Path, typer.Option(help="Directory to write.")],
     target: TargetOption = "demo",
 ) -> None:
-    """Write a drafter of DeepSpec, Speculators or DFlash as SGLang's DSPARK reads it."""
+    """Convert a drafter of DeepSpec, Speculators or DFlash to the layout of SGLang's DSPARK."""
     from rich.console import Console
 
     from sglang_dspark.cli._models import target_facts
@@ -76,9 +76,9 @@ def convert(
 
 
 def _with_anchor_row(source: Path, target: Path, kept: Path, console: Console) -> Path:
-    """Return the drafter whose config.json says whether its anchor row drafts.
+    """Return the drafter with a config.json that says whether its anchor row drafts.
 
-    Where it does not, both readings are measured on the target; the one that fits is in `kept`.
+    If it does not say so, both values are measured on the target; the better one is in `kept`.
     """
     from sglang_dspark.evaluation.anchor_row import FIELD, is_missing, measured, settled
 

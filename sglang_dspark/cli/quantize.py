@@ -1,8 +1,8 @@
-"""`dspark quantize`: a drafter with experts whose expert weights are FP8, MXFP4 or NVFP4.
+"""`dspark quantize`: quantise the expert weights of a drafter to FP8, MXFP4 or NVFP4.
 
-The result loads wherever the drafter does. A server keeps codes and scales; on a CPU its kernels
+The result loads like the drafter. A server keeps codes and scales; on a CPU its kernels
 multiply float32 values, which are restored from them.
-`quantised.json` beside it says from what it was made and how far the weights are off.
+`quantised.json` in the same directory records its source and the errors of the weights.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def _say(out: Path, name: str, before: float, after: float, *, calibrated: bool)
 def _record(
     source: Path, name: str, tensors: dict[str, Tensor], quantised: dict[str, Tensor]
 ) -> dict[str, Any]:
-    """Print what was quantised, its source, and the error of each kind of weight."""
+    """Return the record: format, source, and the mean error of each kind of weight."""
     from sglang_dspark.models.identity import target_sha256
     from sglang_dspark.quantisation.checkpoint import expert_names, relative_error, restore_tensors
     from sglang_dspark.training.provenance import environment

@@ -1,4 +1,4 @@
-"""`dspark report`: figures, a page and intervals from what was measured, measuring nothing."""
+"""`dspark report`: make figures, a page and intervals from earlier measurements."""
 
 from __future__ import annotations
 
@@ -44,9 +44,10 @@ def report(
     results: Annotated[Path, typer.Option(help="Folder of the result files.")] = Path("results"),
     out: OutOption = None,
 ) -> None:
-    """Write one self-contained HTML page, and its figures as files: of a sweep (RUN), or of all
-    analyses of drafters (--drafters). Or only take intervals anew (--intervals), or show what
-    workers recorded (--records)."""
+    """Write one self-contained HTML page and its figures, of a sweep (RUN) or of --drafters.
+
+    Or only recompute intervals (--intervals), or show what workers recorded (--records).
+    """
     if [drafters, run is not None, bool(intervals), records is not None].count(True) != 1:
         raise DSparkError(
             "name what to report: a sweep's folder, --drafters, --intervals or --records"
@@ -73,9 +74,9 @@ def _records(folder: Path) -> None:
 
 
 def write_sweep_report(run: Path, html: Path) -> list[Path]:
-    """The page of a sweep, and its figures in a folder of the page's name beside it; all paths.
+    """Write a sweep's page, and its figures to a folder of the page's name; return all paths.
 
-    Raises DSparkError as `make_report` does, or when the place cannot be written.
+    Raises DSparkError as `make_report` does, or if a file cannot be written.
     """
     from sglang_dspark.loadtest.report.page import make_report, save_figures
 
@@ -118,7 +119,7 @@ def _drafters(results: Path, html: Path) -> None:
         drawn = figures.draw(each.result)
         written += figures.save(drawn, results / "figures" / each.stem)
     gathered = results / "drafters.json"
-    # The page redraws; what was measured stays the work of the device that measured it.
+    # The page only redraws: the device is the one that measured.
     devices = {without_speed(str(each.document["device"])) for each in found}
     device = devices.pop() if len(devices) == 1 else f"several; gathered on {device_description()}"
     write_results(gathered, "drafters", device, page.drafter_summary(found))

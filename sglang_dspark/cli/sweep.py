@@ -1,6 +1,6 @@
-"""`dspark sweep`: arms under load, interleaved, with a verdict: the paper's Figure 7 anywhere.
+"""`dspark sweep`: compare arms under load, interleaved, with a verdict (the paper's Figure 7).
 
-Exit status: 0 all is well, 1 something is wrong, 2 a `--require` is not met, 3 a server died and
+Exit status: 0 success, 1 an error, 2 a `--require` is not met, 3 a server died and
 the sweep stopped, 130 Ctrl-C.
 """
 
@@ -34,9 +34,9 @@ _GATE_MISSED, _SERVER_DIED = 2, 3
 
 @dataclass(frozen=True)
 class Prepared:
-    """A sweep that can begin: its work, what `run.json` says, and how each arm is served.
+    """A sweep that can begin: its work, the content of `run.json`, and how each arm is served.
 
-    extent: number of cells, and a first guess of the seconds.
+    extent: number of cells, and a first estimate of the seconds.
     """
 
     work: Work
@@ -110,7 +110,7 @@ def sweep(
     seconds: SecondsOption = None,
     hold: HoldOption = None,
 ) -> None:
-    """Measure all arms of a sweep under load, compare them, and keep everything in one folder."""
+    """Measure all arms of a sweep under load, compare them, and save everything in one folder."""
     from rich.console import Console
 
     from sglang_dspark.cli._progress import says_when_stopped
@@ -133,7 +133,7 @@ def sweep(
 
 
 def _wanted(config: Path | None, urls: Sequence[str], smoke: bool) -> tuple[SweepConfig, list[Arm]]:
-    """The sweep of a file, or of servers that run, and its arms."""
+    """Return the sweep of a file, or of running servers, and its arms."""
     from sglang_dspark.loadtest.servers.ask import ask_server
     from sglang_dspark.loadtest.sweep.config import load_sweep
     from sglang_dspark.loadtest.sweep.served import parse_address, sweep_of
@@ -156,7 +156,7 @@ def _wanted(config: Path | None, urls: Sequence[str], smoke: bool) -> tuple[Swee
 def _in_place(
     config: SweepConfig, hold: str | None, concurrency: str | None, given: dict[str, float | None]
 ) -> SweepConfig:
-    """The sweep with what options say in place of its own. given: by field, None where not told."""
+    """Return the sweep with the options' values. given: by field, None for options not given."""
     from sglang_dspark.loadtest.sweep.holding import parse_hold
     from sglang_dspark.loadtest.sweep.served import parse_users
 
@@ -197,16 +197,16 @@ def prepare(
     out: Path | Callable[[], Path],
     placed: Callable[[Place], Place] = lambda place: place,
 ) -> Prepared:
-    """Everything that `sweep_run.conduct` takes; nothing is started yet.
+    """Prepare everything that `sweep.run.conduct` needs; start nothing yet.
 
-    out: the sweep's folder, or what makes a new one once all else is known to be there; placed:
-    changes where an arm is served. Raises DSparkError when something is missing.
+    out: the sweep's folder, or a function that makes a new one once all else is present; placed:
+    changes where an arm is served. Raises DSparkError if something is missing.
     """
     from sglang_dspark.loadtest.sweep import setup as sweep_setup
     from sglang_dspark.loadtest.sweep.cells import Work
     from sglang_dspark.loadtest.sweep.plan import rough_seconds
 
-    require_extra("loadtest")  # the load's own process would miss them, after the warm-up
+    require_extra("loadtest")  # otherwise the load's process fails without them, after the warm-up
     launched = sum(arm.name not in config.urls for arm in arms)
     target, drafters, device, words = _models(console, config, arms, served=launched == 0)
     supply = _supply(config, target)
@@ -227,11 +227,10 @@ def prepare(
 def _models(
     console: Console, config: SweepConfig, arms: Sequence[Arm], *, served: bool
 ) -> tuple[Path, dict[str, Path], str, str]:
-    """Folders of the target and of the drafters by kind, built if needed; `cpu` or `cuda`, the
-    device in words.
+    """Return target folder, drafter folders by kind, `cpu` or `cuda`, and the device's name.
 
-    served: no server is to be started; where they render the prompts too, no file of the target is
-    needed here.
+    Models are built if needed. served: no server is started; if the servers render the prompts
+    too, no file of the target is needed here.
     """
     from sglang_dspark.cli._models import device_here
     from sglang_dspark.cli._workload import target_dir
@@ -252,7 +251,7 @@ def _models(
 
 
 def _golden(console: Console, given: str, device: str) -> tuple[Path, dict[str, Path]]:
-    """The models of a file of golden acceptance, made if needed, which takes minutes."""
+    """Return the models of a golden acceptance file; build them if needed, which takes minutes."""
     from sglang_dspark.models.golden import ensure_golden, load_golden
 
     golden = load_golden(Path(given))
@@ -264,7 +263,7 @@ def _golden(console: Console, given: str, device: str) -> tuple[Path, dict[str, 
 def _deepened(
     console: Console, target: Path, times: float, drafters: dict[str, Path]
 ) -> tuple[Path, dict[str, Path]]:
-    """The target at `times` its cost, and its drafters as they fit it; both in the user's cache."""
+    """Return the target at `times` its cost and the drafters adapted to it, in the user's cache."""
     from sglang_dspark.cli._progress import stages
     from sglang_dspark.models.padded_target import ensure_deeper, ensure_fitted
 
@@ -274,14 +273,14 @@ def _deepened(
 
 
 def _gpu() -> str:
-    """The GPU in words; servers that run already may be where there is one, and we are not."""
+    """Return the GPU's name; servers that run already may be on a machine with a GPU, unlike us."""
     import torch
 
     return torch.cuda.get_device_name() if torch.cuda.is_available() else "a GPU elsewhere"
 
 
 def _supply(config: SweepConfig, target: Path) -> Supply:
-    """The mix's prompts. Raises DSparkError for a trace whose requests the target cannot hold."""
+    """Load the mix's prompts. Raises DSparkError if the target cannot hold a trace's requests."""
     from sglang_dspark.loadtest.client.mixes import cell_prompts, load_mix
     from sglang_dspark.loadtest.servers.workload import render, require_room, trace_material
     from sglang_dspark.loadtest.sweep.plan import Supply
@@ -317,7 +316,7 @@ def _conclude(
     gates: list[Gate],
     json_file: Path | None,
 ) -> int:
-    """Show and write the results; the exit status."""
+    """Show and write the results; return the exit status."""
     from sglang_dspark.cli._sweep_view import burst_tables, results_table
     from sglang_dspark.loadtest.results import write_results
     from sglang_dspark.loadtest.sweep.gates import misses

@@ -1,5 +1,7 @@
-"""`dspark train`: prompts that the target writes, responses with hidden states, a drafter, its
-calibration, a server that drafts with it; each stage alone, or all of them in one go.
+"""`dspark train`: run the stages of training a drafter, each alone or all in one go.
+
+The target writes prompts and then responses with hidden states; a drafter is trained and
+calibrated, and a server drafts with it.
 """
 
 from __future__ import annotations
@@ -85,13 +87,13 @@ def data(
     strict: StrictOption = False,
     changes: SetOption = None,
 ) -> None:
-    """Let the target answer the prompts; keep tokens and hidden states. Resumable."""
+    """Let the target answer the prompts; save tokens and hidden states. Resumable."""
     _answer(_load(config, changes, strict), minutes)
 
 
 @app.command()
 def drafter(config: ConfigOption, changes: SetOption = None) -> None:
-    """Train the drafter on the stored responses; goes on where a stopped run left off."""
+    """Train the drafter on the stored responses; continues a stopped run."""
     _train(_load(config, changes)).end()
 
 
@@ -112,7 +114,7 @@ def average(
 
 
 def _load(config: Path, changes: Sequence[str] | None = None, strict: bool = False) -> RunConfig:
-    """The config with the target's folder in place of its name."""
+    """Load the config, with the target's folder in place of its name."""
     from sglang_dspark.cli._workload import target_dir
     from sglang_dspark.shipped import config_file
     from sglang_dspark.training.config import SLOW_HALVES, load_config, without_slow_halves
@@ -132,7 +134,7 @@ def _load(config: Path, changes: Sequence[str] | None = None, strict: bool = Fal
 
 
 def _started(cfg: RunConfig) -> RunConfig:
-    """The config with the folder of the drafter to start from, if it names one."""
+    """Return the config with the folder of the drafter to start from, if it names one."""
     from sglang_dspark.models.drafters import find_drafter
 
     start = getattr(cfg.drafter, "start_from", None)
@@ -146,9 +148,9 @@ def _started(cfg: RunConfig) -> RunConfig:
 
 
 def _open_target(cfg: RunConfig, layer_ids: tuple[int, ...]) -> TargetModel:
-    """The target that prompts or answers are made with.
+    """Load the target that writes prompts or answers.
 
-    Raises DSparkError, before any data is made, where the drafter does not fit it, and in one of
+    Raises DSparkError, before any data is made, if the drafter does not fit it, and in one of
     several processes, which would all write the same data.
     """
     import torch
@@ -191,7 +193,7 @@ def _answer(cfg: RunConfig, minutes: float) -> None:
     target = _open_target(cfg, cfg.drafter.target_layer_ids if cfg.data.cache else ())
     try:
         plan = plan_answers(cfg, target.config, skipped.append)
-    finally:  # also where no row is left, so that the reasons are known
+    finally:  # even if no row is left, so that the reasons are known
         _report_skipped(cfg.data.store, skipped)
     size, free = plan.size, shutil.disk_usage(cfg.data.store).free
     print(
@@ -229,7 +231,7 @@ def _report_skipped(store: Path, reasons: Sequence[str]) -> None:
 
 
 def _train(cfg: RunConfig) -> World:
-    """Train; this process's place among those that did, which it has left."""
+    """Train the drafter; return this process's place among the training ones, which it has left."""
     from sglang_dspark.loadtest.results import commit
     from sglang_dspark.training.curves import Curves
     from sglang_dspark.training.distributed import World
@@ -266,7 +268,7 @@ def _train(cfg: RunConfig) -> World:
 
 
 def _calibrate(cfg: RunConfig) -> None:
-    """Fit the confidence temperatures, in a process of its own: it is another command."""
+    """Fit the confidence temperatures in a separate process, because it is another command."""
     from sglang_dspark.models.identity import target_sha256 as weights_sha256
 
     path = cfg.run_dir / "drafter"
@@ -295,7 +297,7 @@ def _calibrate(cfg: RunConfig) -> None:
 
 
 def _made_for(drafter_sha256: str, file: Path) -> bool:
-    """Return whether a file is there and names the drafter with these weights."""
+    """Return whether a file exists and names the drafter with these weights."""
     from sglang_dspark.common.files import load_json, reading
 
     if not file.exists():
@@ -305,7 +307,7 @@ def _made_for(drafter_sha256: str, file: Path) -> bool:
 
 
 def _serve(cfg: RunConfig) -> None:
-    """Serve the drafter, see that greedy answers are the target's own, and say how to serve it."""
+    """Serve the drafter, check that greedy answers are the target's own, print how to serve it."""
     from sglang_dspark.cli._served_check import as_json, serve_and_check
     from sglang_dspark.models.identity import target_sha256 as weights_sha256
     from sglang_dspark.training.files import write_json

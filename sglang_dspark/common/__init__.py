@@ -1,1 +1,1 @@
-"""Helpers of any program, nothing of DSpark: files, hashes, cached machine code, the machine."""
+"""Provide helpers independent of DSpark: files, hashes, cached machine code, the machine."""

@@ -1,6 +1,6 @@
-"""Writing files whole: a temporary name beside the file, a rename when all of it is there.
+"""Write files atomically: to a temporary name in the same directory, which is then renamed.
 
-Readers see the earlier file or the new one, and what fails leaves nothing behind.
+Readers see the earlier file or the new one. A failed write leaves no temporary file.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from sglang_dspark.errors import DSparkError
 
 @contextmanager
 def replacing(path: Path, *, alone: bool = False) -> Iterator[Path]:
-    """A temporary name to write to, which takes the place of `path` when the block ends.
+    """Yield a temporary path to write to, and rename it to `path` when the block ends.
 
-    Folders above it are made. Anything that is raised leaves the earlier file as it was.
-    alone: only one process writes the file. The temporary name is the same in each then, so that
-    the next one overwrites what a killed one left of a large file.
+    Creates parent directories. If the block raises, the earlier file stays unchanged.
+    alone: only one process writes the file. The temporary name is then the same in every process,
+    so that the next write overwrites a large partial file that a killed process left.
     """
     name = f"{path.name}.tmp" if alone else f".{path.name}.{os.getpid()}"
     temporary = path.with_name(name)
@@ -37,18 +37,18 @@ def replacing(path: Path, *, alone: bool = False) -> Iterator[Path]:
 def permit_as_new(path: Path) -> None:
     """Give a file the permissions of any new file of this process.
 
-    safetensors writes files for their owner alone. Others who read a model or a drafter, a
-    container's user for one, would be told that it does not exist.
+    safetensors creates files that only their owner can read. Other users of a model or drafter,
+    such as a container's user, would get an error that it does not exist.
     """
-    mask = os.umask(0)  # the only way to read it
+    mask = os.umask(0)  # umask can only be read by setting it
     os.umask(mask)
     path.chmod(0o666 & ~mask)
 
 
 def replace_text(path: Path, text: str, what: str) -> None:
-    """Write the file `path`, a `what`, in UTF-8.
+    """Write the file `path` in UTF-8. what: names the file in the error message.
 
-    Raises DSparkError when it cannot be written.
+    Raises DSparkError if it cannot be written.
     """
     require_file_or_nothing(path)
     try:
@@ -59,7 +59,9 @@ def replace_text(path: Path, text: str, what: str) -> None:
 
 
 def require_file_or_nothing(path: Path) -> None:
-    """DSparkError where a folder, device or pipe stands: renaming a file over it would replace it,
-    /dev/null too for those who may."""
+    """Raise DSparkError if `path` is a folder, device or pipe.
+
+    Renaming a file over it would replace it, even /dev/null for a process that may do so.
+    """
     if path.exists() and not path.is_file():
         raise DSparkError(f"{path} is no file that can be replaced; name another one")

@@ -1,6 +1,6 @@
-"""One process at a time, among all of a user's on this machine: a lock on a file.
+"""Lock a file, so that only one of a user's processes on this machine runs a block at a time.
 
-The kernel gives the lock back when its holder ends, however it ends, so none is left behind.
+The kernel releases the lock when its holder ends for any reason, so no stale lock remains.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ _POLL_S = 0.1
 
 @contextmanager
 def turn(path: Path, patience_s: float, waits: Callable[[], None]) -> Iterator[None]:
-    """Within, no other process is in a block of the same `path`.
+    """Hold an exclusive lock on the file `path` while the block runs.
 
-    path: a file of no content; it and folders above it are made. waits: called once where another
-    process is there first. Raises OSError where the file cannot be had or locked, TimeoutError
-    when the other process takes longer than patience_s.
+    path: an empty file; it and its parent directories are created. waits: called once if another
+    process holds the lock. Raises OSError if the file cannot be opened or locked, TimeoutError if
+    the other process holds the lock for longer than patience_s.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("ab") as file:  # closing it gives the lock back
+    with path.open("ab") as file:  # closing the file releases the lock
         _lock(file.fileno(), time.monotonic() + patience_s, waits)
         yield
 
@@ -34,7 +34,7 @@ def _lock(file: int, deadline: float, waits: Callable[[], None]) -> None:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return
-        except BlockingIOError:  # another process has it
+        except BlockingIOError:  # another process holds the lock
             if time.monotonic() >= deadline:
                 raise TimeoutError("another process takes its turn and does not end") from None
         if not told:

@@ -1,9 +1,9 @@
-"""Files that a user wrote or a machine kept: a value within limits, or one clear line.
+"""Read files that a user or a machine wrote: return a value within limits, or raise one clear line.
 
-Python's readers of JSON and YAML let much through that breaks the code behind them: NaN, numbers
-that overflow, a field twice (the last one wins in silence), nesting deeper than Python's stack,
-aliases that grow without bound. Here each is a ValueError of one short line, and `reading` makes a
-`DSparkError` of it that names the file and says what to do.
+Python's JSON and YAML readers accept values that break later code: NaN, numbers that overflow,
+duplicate fields (the last one wins silently), nesting deeper than Python's stack, aliases that grow
+without bound. Here each raises a ValueError of one short line. `reading` converts it to a
+`DSparkError` that names the file and the fix.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
     from pydantic import BaseModel, ValidationError
 
 MOST_BYTES = 16 << 20  # of a table or a configuration
-MOST_RECORDED = 1 << 30  # of what a run recorded, request by request
+MOST_RECORDED = 1 << 30  # of a recording, which has entries for every request
 MOST_YAML_BYTES = 1 << 18
 MOST_DEPTH = 64
-MOST_NODES = 20_000  # of YAML, an alias counting as all that it stands for
-MOST_DIGITS = 40  # of an integer: all of them fit a float
-MOST_QUOTED = 160  # characters of what was found that a message repeats
+MOST_NODES = 20_000  # of YAML; an alias counts all nodes that it expands to
+MOST_DIGITS = 40  # of an integer; every such integer fits a float
+MOST_QUOTED = 160  # characters of a found value that a message quotes
 
 FAULTS = (
     ValueError,  # UnicodeDecodeError, JSONDecodeError and pydantic's ValidationError too
@@ -45,7 +45,7 @@ FAULTS = (
 
 
 def brief(what: object, most: int = MOST_QUOTED) -> str:
-    """`what` in words for a message: one line of printable characters, at most `most` of them."""
+    """Format `what` for a message: one line of printable characters, at most `most` of them."""
     line = " ".join(str(what).split())
     cut = line if len(line) <= most else line[: most - 1] + "…"
     return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in cut)
@@ -69,10 +69,10 @@ def fault(error: Exception) -> str:
 
 
 def wrong_fields(error: ValidationError, model: type[BaseModel] | None = None) -> str:
-    """The fields that a pydantic model refused and why, briefly, the first ones first.
+    """Format the fields that a pydantic model rejected, with reasons, the first ones first.
 
-    model: what was validated; then an unknown field comes with the known one that is nearest, and
-    the names of alternatives, which no file contains, are not part of the path.
+    model: the validated model. With it, an unknown field is shown with the nearest known field,
+    and the path omits the names of union alternatives, which no file contains.
     """
     return brief("; ".join(_wrong_field(e, model) for e in error.errors()[:20]), 2 * MOST_QUOTED)
 
@@ -96,9 +96,9 @@ def _wrong_field(error: Mapping[str, Any], model: type[BaseModel] | None) -> str
 def _known_beside(
     location: tuple[str | int, ...], model: type[BaseModel] | None
 ) -> tuple[tuple[str | int, ...], list[str]]:
-    """Return the path as the file has it, and the fields that are known where it ends.
+    """Return the path as the file has it, and the known fields at its end.
 
-    Pydantic puts the tag of a union's member, the value of its field `kind`, into the path.
+    Pydantic adds the tag of a union's member, the value of its field `kind`, to the path.
     """
     if model is None:
         return location, []
@@ -121,7 +121,7 @@ def _kinds(model: type[BaseModel]) -> tuple[object, ...]:
 
 
 def _models_in(annotation: object) -> list[type[BaseModel]]:
-    """Pydantic models that a field's type consists of."""
+    """Collect the pydantic models in a field's annotation."""
     if hasattr(annotation, "model_fields"):
         return [annotation]  # type: ignore[list-item]
     return [model for each in get_args(annotation) for model in _models_in(each)]
@@ -129,10 +129,9 @@ def _models_in(annotation: object) -> list[type[BaseModel]]:
 
 @contextmanager
 def reading(path: Path, what: str, fix: str) -> Iterator[None]:
-    """Around code that reads the file `path`, a `what`: its faults become a DSparkError that names
-    it.
+    """Convert errors of a block that reads `path` to a DSparkError that names the file.
 
-    fix: what the user can do, as the end of the line.
+    what: the kind of file, for the message. fix: the user's remedy, the end of the message.
     """
     try:
         yield
@@ -147,18 +146,18 @@ def reading(path: Path, what: str, fix: str) -> Iterator[None]:
 
 
 def load_json(path: Path, *, finite: bool = True, most: int = MOST_BYTES) -> Any:
-    """The value of a JSON file of up to `most` bytes, see `parse_json`.
+    """Return the value of a JSON file of up to `most` bytes; see `parse_json`.
 
-    Raises OSError when it cannot be read, ValueError in one short line for what is in it.
+    Raises OSError if it cannot be read, ValueError in one short line for its content.
     """
     return parse_json(_text(path, most), finite=finite)
 
 
 def parse_json(text: str, *, finite: bool = True) -> Any:
-    """The value of a JSON text. finite: NaN and infinities are refused.
+    """Return the value of a JSON text. finite: reject NaN and infinities.
 
-    Raises ValueError in one short line; also for a field that stands twice, for integers of more
-    than `MOST_DIGITS` digits, and below `MOST_DEPTH` levels.
+    Raises ValueError in one short line, also for duplicate fields, for integers of more than
+    `MOST_DIGITS` digits, and for nesting deeper than `MOST_DEPTH` levels.
     """
     try:
         value = json.loads(
@@ -175,34 +174,34 @@ def parse_json(text: str, *, finite: bool = True) -> Any:
 
 
 def load_yaml(path: Path) -> Any:
-    """The value of a YAML file of up to `MOST_YAML_BYTES`; None of an empty one.
+    """Return the value of a YAML file of up to `MOST_YAML_BYTES`; None for an empty one.
 
-    Raises OSError when it cannot be read, ValueError in one short line for what is in it.
+    Raises OSError if it cannot be read, ValueError in one short line for its content.
     """
     return parse_yaml(_text(path, MOST_YAML_BYTES))
 
 
 def parse_yaml(text: str) -> Any:
-    """Return the value of YAML text, None of an empty one; ValueError in one short line."""
+    """Return the value of YAML text, None for an empty one. Raises ValueError in one short line."""
     try:
         value = yaml.load(text, Loader=_Loader)
     except (ValueError, RecursionError, yaml.YAMLError) as error:
         raise ValueError(fault(error)) from None
-    except FAULTS:  # as `!!int ""` raises an IndexError in PyYAML
+    except FAULTS:  # PyYAML raises an IndexError for `!!int ""`
         raise ValueError("a value that is not of the type its tag says") from None
     _require_depth(value)
     return value
 
 
 def number(value: object, low: float, high: float) -> float:
-    """`value` as a float. ValueError unless it is a number in [low, high] (no boolean, no NaN)."""
+    """Return a number in [low, high] as a float. Raises ValueError for others, booleans and NaN."""
     if not isinstance(value, int | float) or isinstance(value, bool) or not low <= value <= high:
         raise ValueError(f"{brief(repr(value), 40)} is not a number from {low:g} to {high:g}")
     return float(value)
 
 
 def integer(value: object, low: int, high: int) -> int:
-    """`value`. ValueError unless it is an integer in [low, high] (no boolean)."""
+    """Return an integer in [low, high]. Raises ValueError for other values and booleans."""
     if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
         raise ValueError(f"{brief(repr(value), 40)} is no integer from {low} to {high}")
     return value
@@ -245,7 +244,7 @@ def _no_number(name: str) -> float:
 
 
 def _require_depth(value: object) -> None:
-    """ValueError if lists and mappings lie deeper than `MOST_DEPTH` in each other."""
+    """Raise ValueError if lists and mappings are nested deeper than `MOST_DEPTH`."""
     level = [value]
     for _ in range(MOST_DEPTH):
         below: list[object] = []
@@ -261,12 +260,12 @@ def _require_depth(value: object) -> None:
 
 
 class _Loader(yaml.SafeLoader):
-    """Counts the nodes of a document before any is constructed."""
+    """A YAML loader that counts the nodes of a document before it constructs any."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
         self._nodes = self._level = 0
-        self._sizes: dict[int, int] = {}  # nodes below each finished one, itself included
+        self._sizes: dict[int, int] = {}  # by id: nodes of each finished subtree, itself included
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         before, alias = self._nodes, self.check_event(yaml.AliasEvent)
@@ -296,12 +295,12 @@ class _Loader(yaml.SafeLoader):
 
     def construct_scalar(self, node: Any) -> Any:
         value = super().construct_scalar(node)
-        value.encode()  # half a surrogate pair raises: no file could be named by it or hold it
+        value.encode()  # raises for a lone surrogate, which no file or file name can contain
         return value
 
 
 def _yaml_integer(loader: _Loader, node: yaml.ScalarNode) -> int:
-    """Hexadecimal ones too: Python prints no integer of more than 4300 digits."""
+    """Parse an integer, hexadecimal too: Python cannot print one of more than 4300 digits."""
     if len(node.value) > MOST_DIGITS:
         raise ValueError(f"an integer of {len(node.value)} digits")
     return int(loader.construct_yaml_int(node))

@@ -1,4 +1,4 @@
-"""SHA-256 of files, which identify a file among others of the same name."""
+"""Hash files with SHA-256, to identify a file among others of the same name."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _BLOCK = 1 << 22
 
 
 def file_sha256(path: Path, watch: Callable[[int], None] = lambda done: None) -> str:
-    """Hex SHA-256 of a file's bytes. watch: called with the bytes done so far, block by block."""
+    """Return hex SHA-256 of a file's bytes. watch: called after each block with the bytes done."""
     digest = hashlib.sha256()
     done = 0
     with path.open("rb") as file:
@@ -22,7 +22,7 @@ def file_sha256(path: Path, watch: Callable[[int], None] = lambda done: None) ->
 
 
 def named_sha256(files: Iterable[Path]) -> str:
-    """Hex SHA-256 over the names and bytes of files, in the order given."""
+    """Return hex SHA-256 over the names and bytes of files, in the order given."""
     digest = hashlib.sha256()
     for path in files:
         digest.update(path.name.encode())

@@ -1,8 +1,8 @@
-"""This machine in words: what step times depend on, and how fast it is.
+"""Describe this machine: the CPU facts that step times depend on, and its speed.
 
-A cloud's model name may say no more than "AMD EPYC", so family, model and stepping are next to it.
-`cpu_description` is the same at every start, and part of the keys of kept measurements. Machines of
-one description can still differ in speed: result files therefore add `speed`, taken anew.
+A cloud's model name may be only "AMD EPYC", so family, model and stepping are added.
+`cpu_description` is the same at every start and part of the keys of cached measurements. Machines
+of one description can still differ in speed, so result files add `speed`, measured anew.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from functools import cache
 from pathlib import Path
 
 _CPUINFO = Path("/proc/cpuinfo")
-# As /proc/cpuinfo names them on x86 and, the second three, on ARM.
+# Fields of /proc/cpuinfo: the first three on x86, the last three on ARM.
 _NUMBERS = {
     "cpu family": "family",
     "model": "model",
@@ -36,14 +36,14 @@ _REPEATS = 7
 def has_bfloat16_products() -> bool:
     """Return whether this CPU multiplies bfloat16; emulated, products take tens of times as long.
 
-    True where the instruction sets are not known.
+    True if the instruction sets are unknown.
     """
     flags = _flags(_fields())
     return not flags or not flags.isdisjoint(("avx512_bf16", "amx_bf16", "bf16"))
 
 
 def _fields() -> dict[str, str]:
-    """Return what /proc/cpuinfo says of the first core."""
+    """Return the fields of /proc/cpuinfo for the first core."""
     fields: dict[str, str] = {}
     if _CPUINFO.is_file():
         for line in _CPUINFO.read_text().splitlines():
@@ -53,13 +53,13 @@ def _fields() -> dict[str, str]:
 
 
 def _flags(fields: dict[str, str]) -> set[str]:
-    """Return the instruction sets, as x86 or ARM names them."""
+    """Return the instruction sets by their x86 or ARM names."""
     return set((fields.get("flags") or fields.get("Features", "")).split())
 
 
 @cache
 def cpu_description() -> str:
-    """Model and its numbers, instruction sets, usable cores and OpenMP setting of this CPU."""
+    """Return the CPU's model and numbers, instruction sets, usable cores and OpenMP setting."""
     fields = _fields()
     model = fields.get("model name") or platform.processor() or platform.machine()
     numbers = " ".join(f"{name} {fields[key]}" for key, name in _NUMBERS.items() if key in fields)
@@ -73,10 +73,10 @@ def cpu_description() -> str:
 
 @cache
 def speed() -> str:
-    """Of one thread, now: float32 products in GFLOP/s and copying in GB/s, read and write counted.
+    """Measure one thread: float32 products in GFLOP/s, copies in GB/s (reads and writes counted).
 
-    Medians of a few, about 0.3 s on an idle machine. It differs from call to call of a program, so
-    it is no part of any key.
+    Uses the median of seven repeats, about 0.3 s on an idle machine. The result differs between
+    runs of a program, so no key contains it.
     """
     import torch
 
@@ -95,12 +95,12 @@ def speed() -> str:
 
 
 def with_speed(device: str) -> str:
-    """A device as result files name it: this CPU with its speed, any other as it is."""
+    """Return a device's name for result files: this CPU's with its speed, any other unchanged."""
     return f"{device}{_SPEED}{speed()}" if device == cpu_description() else device
 
 
 def without_speed(device: str) -> str:
-    """The device of a result file, the same for every file of one machine."""
+    """Return the device of a result file without its speed, the same for all files of a machine."""
     return device.partition(_SPEED)[0]
 
 

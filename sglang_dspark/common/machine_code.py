@@ -1,8 +1,8 @@
-"""Functions compiled by Numba and kept on disk, so that the next start need not compile them.
+"""Compile functions with Numba and cache them on disk, so that later starts need not compile them.
 
 Numba's own cache (numba/core/caching.py, `FunctionCache`) lets any fault of its files end
-the process: a start that was cut off or a full disk would forbid all later ones. Here such a file
-is written anew, and where nothing can be kept the function is compiled at each start.
+the process, so that an interrupted start or a full disk would break all later ones. Here such a
+file is rewritten, and without a writable cache the function is compiled at each start.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 
 class _Cache(FunctionCache):  # type: ignore[misc]
-    """Numba's, where a bad file is as good as none."""
+    """Numba's cache, except that an unreadable file counts as missing."""
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         try:
@@ -48,10 +48,10 @@ class _Cache(FunctionCache):  # type: ignore[misc]
 
 
 def folder_of(name: str, sources: Iterable[Path]) -> Path:
-    """Return the folder of these files' machine code: another folder for every text of theirs.
+    """Return the folder of these files' machine code; each version of their text has its own.
 
-    Numba itself watches only the file that defines a function, and would keep the old code of what
-    it calls from another one. Raises DSparkError for a user without a home.
+    Numba itself watches only the file that defines a function, and would reuse old code of
+    functions in other files. Raises DSparkError if the user has no home directory.
     """
     digest = hashlib.sha256()
     for file in sources:
@@ -60,13 +60,13 @@ def folder_of(name: str, sources: Iterable[Path]) -> Path:
 
 
 def kept(function: Callable[..., Any], folder: Callable[[], Path], **options: Any) -> Any:
-    """The function as machine code, which is kept in `folder`; options: of `numba.njit`."""
+    """Return `function` compiled to machine code, cached in `folder`. options: of `numba.njit`."""
     compiled = njit(**options)(function)
     ordinary = numba.config.CACHE_DIR
     try:
-        numba.config.CACHE_DIR = str(folder())  # read while the cache is made
-        compiled._cache = _Cache(function)  # what njit(cache=True) does with Numba's own
-    except (DSparkError, RuntimeError):  # no home, or no folder that can be written
+        numba.config.CACHE_DIR = str(folder())  # Numba reads it while it creates the cache
+        compiled._cache = _Cache(function)  # njit(cache=True) sets Numba's own cache here
+    except (DSparkError, RuntimeError):  # no home directory, or no writable folder
         pass
     finally:
         numba.config.CACHE_DIR = ordinary

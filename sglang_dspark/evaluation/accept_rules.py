@@ -1,9 +1,9 @@
-"""The two rules that judge sampled drafts, compared: by block (`verify/block.py`), token by token.
+"""Compare the two rules that judge sampled drafts: by block (`verify/block.py`), token by token.
 
-The reference engine decodes the same prompts with each, a few times. Of every step both rules'
-chance that drafts 1..k are kept is noted, given the drafts: p_k, and the product of
+The reference engine decodes the same prompts with each rule, several times. At every step, both
+rules' chances that drafts 1..k are kept, given the drafts, are recorded: p_k, and the product of
 min(1, p_t / p_d). So the rules are compared on the same drafts, without the noise of the verdicts,
-and by what each kept.
+and also by the drafts that each rule kept.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ _JUDGES = {"block": accept_block, "token": accept_sampled}
 
 @dataclass
 class Judge:
-    """An accept rule that keeps account of its steps.
+    """An accept rule that counts its steps.
 
-    steps, kept: verify steps, and the drafts they kept. chances: of each rule the sum over all
-    steps of the chance [gamma] that drafts 1..k are kept.
+    steps, kept: verify steps, and the drafts that they kept. chances: for each rule, the sum over
+    all steps of the chance [gamma] that drafts 1..k are kept.
     """
 
     rule: RuleName
@@ -48,7 +48,7 @@ class Judge:
         accept_uniforms: Tensor,
         bonus_uniforms: Tensor,
     ) -> Acceptance:
-        """Arguments as of `verify.accept_sampled`. Raises DSparkError for drafts not sampled."""
+        """Judge drafts like `verify.accept_sampled`. Raises DSparkError for drafts not sampled."""
         if draft_probs is None:
             raise DSparkError(
                 "of drafts that are an argmax both rules are one: name a drafter that samples"
@@ -67,16 +67,16 @@ class Judge:
         return outcome
 
     def tau(self) -> float:
-        """Tokens of a step, the bonus with them."""
+        """Return the tokens per step, bonus included."""
         return 1 + self.kept / self.steps
 
     def expected_tau(self, rule: RuleName) -> float:
-        """Expected result of the rule on these drafts, over its uniforms."""
+        """Return the rule's expected tau on these drafts, over its uniforms."""
         return 1 + float(self.chances[rule].sum()) / self.steps
 
 
 def token_by_token(draft: Tensor, draft_probs: Tensor, target_probs: Tensor) -> Tensor:
-    """[R, gamma] float64, the chance that drafts 1..k are all kept, each judged by itself."""
+    """Return the chance that drafts 1..k are all kept, each judged alone; [R, gamma] float64."""
     wanted = mass_of(draft, target_probs[:, : draft.shape[1]])
     proposed = mass_of(draft, draft_probs)
     enough = (wanted > 0).double()
@@ -85,16 +85,18 @@ def token_by_token(draft: Tensor, draft_probs: Tensor, target_probs: Tensor) -> 
 
 @dataclass(frozen=True)
 class Compared:
-    """Trials, each with a judge of every rule. same_drafts: expected tau by block over token by
-    token, on the drafts of all steps. kept: tau by block over token by token, each in its own
-    run."""
+    """Trials, each with a judge of every rule.
+
+    same_drafts: expected tau of block over token, on the drafts of all steps. kept: tau of block
+    over token, each in its own run.
+    """
 
     trials: tuple[Mapping[RuleName, Judge], ...]
     same_drafts: Ratio
     kept: Ratio
 
     def metrics(self) -> dict[str, Any]:
-        """For a result file."""
+        """Return the metrics of a result file."""
         return {
             "same_drafts": _json(self.same_drafts),
             "own_runs": _json(self.kept),
@@ -122,10 +124,10 @@ def compare(
     settings: list[DecodeSettings],
     on_run: Callable[[int, RuleName], None] = lambda _trial, _rule: None,
 ) -> Compared:
-    """A trial for each of the settings; the rule that runs first changes from trial to trial.
+    """Run a trial for each of the settings; the rule that runs first alternates between trials.
 
-    engine_of: the engine of some settings that judges by the judge. Raises DSparkError at
-    temperature 0, where nothing is drawn.
+    engine_of: returns the engine for some settings that uses a judge. Raises DSparkError at
+    temperature 0, where both rules are the same.
     """
     if any(each.temperature == 0 for each in settings):
         raise DSparkError("greedy drafts have one rule: compare at a temperature above 0")
@@ -147,7 +149,7 @@ def compare(
 
 
 def _pooled(trials: Sequence[Mapping[RuleName, Judge]], rule: RuleName) -> list[float]:
-    """The rule's expected tau over both runs of each trial."""
+    """Return the rule's expected tau over both runs of each trial."""
     return [
         sum(j.expected_tau(rule) * j.steps for j in trial.values())
         / sum(j.steps for j in trial.values())
@@ -156,7 +158,7 @@ def _pooled(trials: Sequence[Mapping[RuleName, Judge]], rule: RuleName) -> list[
 
 
 def _mean_chances(judges: Sequence[Judge], rule: RuleName) -> list[float]:
-    """[gamma] the chance that drafts 1..k are kept, over all steps."""
+    """Return the chance [gamma] that drafts 1..k are kept, averaged over all steps."""
     total = sum((judge.chances[rule] for judge in judges[1:]), judges[0].chances[rule])
     mean: list[float] = (total / sum(judge.steps for judge in judges)).tolist()
     return mean

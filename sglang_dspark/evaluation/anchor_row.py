@@ -1,8 +1,8 @@
-"""Measure whether a published drafter's anchor row drafts, where its config.json does not say so.
+"""Measure whether a published drafter's anchor row drafts, if its config.json does not say so.
 
 Speculators wrote no `sample_from_anchor` before 0.7.0, and the weights are the same either way.
-Read the wrong way, a row drafts the token next to the one that it was trained on, and first drafts
-are seldom accepted.
+With the wrong value, a row drafts the token next to the one that it was trained on, and first
+drafts are seldom accepted.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from sglang_dspark.families.registry import drafter_layers, open_drafter
 
 FIELD = "sample_from_anchor"
 TOKENS = 32  # of each answer
-LEAST_POSITIONS = 100  # of first drafts, each way
+LEAST_POSITIONS = 100  # of first drafts, for each value
 LEAST_GAP = 0.2  # of acceptance: three standard errors of a difference at that many positions
 
 
@@ -31,7 +31,7 @@ def is_missing(drafter: Path) -> bool:
 
 
 def settled(drafter: Path, value: bool, out: Path) -> Path:
-    """Write the drafter into `out` with a value of the field; its weights are linked."""
+    """Write the drafter into `out` with this value of the field; link its weights."""
     out.mkdir()
     for file in drafter.iterdir():
         if file.name != "config.json":
@@ -43,10 +43,10 @@ def settled(drafter: Path, value: bool, out: Path) -> Path:
 def measured(
     readings: dict[bool, Path], target: Path, prompts: Sequence[Sequence[int]]
 ) -> tuple[bool, dict[bool, float]]:
-    """Return the reading whose first drafts are accepted, and the rate [0, 1] of each.
+    """Return the value whose first drafts are accepted, and the rate [0, 1] of each value.
 
     readings: the drafter by value of the field (`settled`). prompts: token ids.
-    Raises DSparkError where the rates do not tell the readings apart.
+    Raises DSparkError if the rates are too close or the positions too few to decide.
     """
     model = TargetModel.load(target, drafter_layers(readings[True]))
     rates, positions = {}, 0

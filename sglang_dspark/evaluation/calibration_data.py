@@ -1,4 +1,4 @@
-"""From engine records to calibration data: labels as they happened, halves split by prompt."""
+"""Convert engine records to calibration data: observed labels, and halves split by prompt."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sglang_dspark.schedule.calibration import Observations, logits_of
 
 
 def observations(generations: Sequence[Generation], gamma: int) -> Observations:
-    """Verify steps of all generations; generation i is request i.
+    """Collect the verify steps of all generations; generation i is request i.
 
     The label is the acceptance that the engine's accept rule decided under the request's own
     sampling, never a comparison with the target's most likely token.
@@ -28,10 +28,10 @@ def observations(generations: Sequence[Generation], gamma: int) -> Observations:
 
 
 def split_halves(prompts: Sequence[TracedPrompt]) -> tuple[list[int], list[int]]:
-    """Indices of the fitting and of the held-out half, alternating in each domain.
+    """Return the indices of the fitting and of the held-out half, alternating in each domain.
 
-    Prompts are ordered by digest first: the halves do not depend on the file's order, and the same
-    prompt given twice lies in one half.
+    Prompts are ordered by digest first: the halves do not depend on the file's order, and copies
+    of a prompt are in the same half.
     """
     fitting: set[str] = set()
     seen: set[str] = set()
@@ -44,6 +44,6 @@ def split_halves(prompts: Sequence[TracedPrompt]) -> tuple[list[int], list[int]]
 
 
 def held_out(prompts: Sequence[TracedPrompt], fit_prompts: Collection[str]) -> list[int]:
-    """Indices of the prompts whose digests were not used for fitting."""
+    """Return the indices of the prompts whose digests were not used for fitting."""
     used = set(fit_prompts)
     return [i for i, prompt in enumerate(prompts) if prompt.digest not in used]

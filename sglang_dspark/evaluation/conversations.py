@@ -1,9 +1,9 @@
-"""Chat data as others keep it: rows of OpenAI's and of ShareGPT's form.
+"""Read chat data in the forms of OpenAI and of ShareGPT.
 
     {"messages": [{"role": "system" | "user" | "assistant", "content": TEXT}, ...]}
     {"conversations": [{"from": "system" | "human" | "gpt", "value": TEXT}, ...]}
 
-A row is a conversation up to the user's last words, which a model is to answer, and the answer
+A row is a conversation up to the user's last turn, which a model is to answer, and the answer
 that the row gives, if an assistant's turn follows.
 """
 
@@ -19,7 +19,7 @@ from sglang_dspark.common.files import brief, fault
 
 Turn = tuple[str, str]  # role: system, user or assistant; text
 FIELDS = {"messages": ("role", "content"), "conversations": ("from", "value")}
-FORMS = ("turns", "prompt", *FIELDS)  # fields that hold what is asked
+FORMS = ("turns", "prompt", *FIELDS)  # fields that can hold a row's prompt
 _ROLES = {
     "messages": {"system": "system", "user": "user", "assistant": "assistant"},
     "conversations": {"system": "system", "human": "user", "gpt": "assistant"},
@@ -28,22 +28,25 @@ _ROLES = {
 
 @dataclass(frozen=True)
 class Conversation:
-    """turns: a system's first where there is one, then user and assistant alternately, the user
-    last. answer: what the row's assistant says to that, None without one."""
+    """A row's turns and answer.
+
+    turns: an optional system turn, then user and assistant alternately, the user last. answer: the
+    row's answer by the assistant, None without one.
+    """
 
     turns: tuple[Turn, ...]
     answer: str | None
 
 
 def as_messages(turns: tuple[Turn, ...]) -> list[dict[str, str]]:
-    """The turns as a chat template takes them."""
+    """Convert turns to the messages of a chat template."""
     return [{"role": role, "content": text} for role, text in turns]
 
 
 def conversation(row: dict[str, Any]) -> Conversation | None:
-    """The conversation in a row, None when it has neither `messages` nor `conversations`.
+    """Return the conversation in a row, None if it has neither `messages` nor `conversations`.
 
-    Raises ValueError that names the field which is wrong.
+    Raises ValueError that names the wrong field.
     """
     name = next((field for field in FIELDS if field in row), None)
     if name is None:
@@ -58,9 +61,9 @@ def conversation(row: dict[str, Any]) -> Conversation | None:
 
 
 def require_one_form(row: dict[str, Any]) -> None:
-    """ValueError when two fields of a row hold what is asked: one of them would be lost.
+    """Raise ValueError if two fields of a row hold a prompt: one of them would be lost.
 
-    A `prompt` that repeats the first user turn of the conversation loses nothing.
+    A `prompt` that repeats the first user turn of the conversation is allowed.
     """
     names = [name for name in FORMS if name in row]
     if names and names[0] == "prompt" and len(names) == 2:
@@ -74,7 +77,7 @@ def require_one_form(row: dict[str, Any]) -> None:
 
 
 def require_text(text: str, where: str) -> None:
-    """ValueError when a text has half a surrogate pair, which no encoding of Unicode can hold."""
+    """Raise ValueError if a text has a lone surrogate, which no encoding of Unicode can hold."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -96,7 +99,7 @@ def _turn(turn: Any, name: str, i: int) -> Turn:
 
 
 def _text(value: Any, where: str) -> str:
-    """A turn's text, given as such or in OpenAI's parts."""
+    """Return a turn's text, given as a string or as OpenAI's content parts."""
     if isinstance(value, list):
         parts = [p.get("text") if isinstance(p, dict) else None for p in value]
         texts = [part for part in parts if isinstance(part, str)]
@@ -110,7 +113,7 @@ def _text(value: Any, where: str) -> str:
 
 
 def _require_order(turns: tuple[Turn, ...], name: str) -> None:
-    """ValueError unless user and assistant alternate, the user first, after at most one system."""
+    """Raise ValueError unless, after an optional system turn, user and assistant alternate."""
     who = FIELDS[name][0]
     said = {role: theirs for theirs, role in _ROLES[name].items()}
     first = 1 if turns[0][0] == "system" else 0
@@ -127,11 +130,11 @@ def _require_order(turns: tuple[Turn, ...], name: str) -> None:
 
 
 def rows_of(text: str) -> Iterator[tuple[int, str, str]]:
-    """The rows of a file's text as (number, place in words, JSON): the entries of one JSON list, or
-    of the list `data` of one JSON object; else its lines that are not empty, by their number. One
-    JSON object without such a list is one row, over however many lines it is written.
+    """Yield the rows of a file's text as (number, place in words, JSON).
 
-    Raises ValueError naming the line where a list is broken.
+    Rows are the entries of one JSON list, or of the list `data` of one JSON object; else the lines
+    that are not empty, by their number. One JSON object without such a list is one row, on any
+    number of lines. Raises ValueError that names the line where a list is broken.
     """
     text = text.removeprefix("\ufeff")
     first = _skip(text, 0)
@@ -150,7 +153,7 @@ def rows_of(text: str) -> Iterator[tuple[int, str, str]]:
 
 
 def _whole_object(text: str, at: int) -> dict[str, Any] | None:
-    """The JSON object that is all of the text from `at` on, None for anything else."""
+    """Return the JSON object that fills the text from `at` on, None for anything else."""
     if not text.startswith("{", at):
         return None
     try:
@@ -161,7 +164,7 @@ def _whole_object(text: str, at: int) -> dict[str, Any] | None:
 
 
 def _data_list(text: str, at: int, whole: dict[str, Any] | None) -> int | None:
-    """Find the list `data` of the object at `at`; None where the object is a row itself."""
+    """Return the ECE over `bins` equal-width bins of survival; NaN when empty."""
     if (
         whole is None
         or not isinstance(whole.get("data"), list)
@@ -170,19 +173,19 @@ def _data_list(text: str, at: int, whole: dict[str, Any] | None) -> int | None:
         return None
     decoder = json.JSONDecoder()
     at = _skip(text, at + 1)
-    while True:  # ends: the object has the field, and its text can be read
+    while True:  # terminates: the object has the field and is valid JSON
         name, end = decoder.raw_decode(text, at)
-        at = _skip(text, _skip(text, end) + 1)  # behind the colon
+        at = _skip(text, _skip(text, end) + 1)  # after the colon
         if name == "data" and text.startswith("[", at):
             return at
         _, end = decoder.raw_decode(text, at)
-        at = _skip(text, _skip(text, end) + 1)  # behind the comma
+        at = _skip(text, _skip(text, end) + 1)  # after the comma
 
 
 def _entries(text: str, opening: int, inside: bool) -> Iterator[tuple[int, str]]:
-    """The entries of the JSON list at `opening`, each with the line it begins on.
+    """Yield the entries of the JSON list at `opening`, each with the line on which it begins.
 
-    inside: the list is of an object, so more may stand behind it.
+    inside: the list is in an object, so more text may follow it.
     """
     decoder, line, counted = json.JSONDecoder(), 1, 0
     at, more = _skip(text, opening + 1), False
@@ -207,7 +210,7 @@ def _entries(text: str, opening: int, inside: bool) -> Iterator[tuple[int, str]]
 
 
 def _skip(text: str, at: int) -> int:
-    """The first position from `at` on that is no white space of JSON's."""
+    """Return the first position from `at` on that is not JSON white space."""
     while at < len(text) and text[at] in " \t\r\n":
         at += 1
     return at

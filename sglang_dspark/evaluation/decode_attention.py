@@ -1,8 +1,8 @@
-"""Attention of one new token per row over a bfloat16 slot cache, on a CPU.
+"""Compute attention of one new token per row over a bfloat16 slot cache, on a CPU.
 
 Writing answers is one long decode of many rows of different lengths. torch attends over all rows at
-the length of the longest, slowly; this kernel reads each row's own keys and values, once for all
-query heads of a group.
+the length of the longest, which is slow; this kernel reads each row's own keys and values, once for
+all query heads of a group.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ _compiled = njit(fastmath={"reassoc", "contract", "nsz", "arcp"}, nogil=True, er
 def decode_attention(
     query: Tensor, keys: Tensor, values: Tensor, visible: Tensor, scale: float
 ) -> Tensor:
-    """Each row's query over its first keys; [R, Hq, D] float32.
+    """Attend with each row's query to its first keys; return [R, Hq, D] float32.
 
     query [R, Hq, D] float32; keys, values [R, Hkv, T, D] bfloat16, views of a longer cache are
-    fine; visible [R] int64, each in [1, T]: how many keys a row sees.
+    fine; visible [R] int64, each in [1, T]: number of keys that a row sees.
     """
     out = torch.empty(query.shape, dtype=torch.float32)
     _attend(
@@ -40,7 +40,7 @@ def decode_attention(
 
 @_compiled
 def _softmax(score, n):  # type: ignore[no-untyped-def]
-    """score[:n] into weights that sum to 1, in place."""
+    """Convert score[:n] to weights that sum to 1, in place."""
     top = score[0]
     for t in range(1, n):
         top = max(top, score[t])

@@ -1,9 +1,9 @@
-"""Reference decoding: batched speculative decoding in plain torch, and plain decoding beside it.
+"""Decode with the reference engine: batched speculative decoding and plain decoding in plain torch.
 
 A round drafts a block per request, verifies anchor and drafts in one target pass, applies an
 accept rule of `verify` and gives the drafter the target's outputs of the accepted rows (paper,
-3.1). Drafters of any family come in through `families.registry`. Without a drafter the same loop
-decodes plainly: its window is the anchor alone. The engine is the yardstick for served results:
+3.1). `families.registry` provides drafters of any family. Without a drafter the same loop
+decodes plainly: its window is the anchor alone. The engine is the reference for served results:
 slow, exact, and it records every step.
 """
 
@@ -33,7 +33,7 @@ from sglang_dspark.verify import (
 )
 
 OnFinish = Callable[[int, Generation], None]
-# (draft, draft_probs, target_probs, accept_uniforms, bonus_uniforms), as `verify.accept_sampled`
+# (draft, draft_probs, target_probs, accept_uniforms, bonus_uniforms), as in `verify.accept_sampled`
 SampledRule = Callable[[Tensor, Tensor | None, Tensor, Tensor, Tensor], Acceptance]
 
 
@@ -41,11 +41,11 @@ SampledRule = Callable[[Tensor, Tensor | None, Tensor, Tensor, Tensor], Acceptan
 class DecodeSettings:
     """Settings of decoding; the same for every request of a run.
 
-    max_new_tokens: output tokens at most, the prefill's token included. temperature 0 is greedy;
-    top_k, top_p, min_p cut the target's distribution as in `verify.sampling`. stop_ids: tokens
+    max_new_tokens: most output tokens, the prefill's token included. temperature 0 is greedy;
+    top_k, top_p, min_p truncate the target's distribution as in `verify.sampling`. stop_ids: tokens
     that end a request (and are kept). batch: R, requests in flight. gamma: block size, at most
-    the trained one; None takes that. seed: of all random numbers. rule: how sampled drafts are
-    judged, token by token, which is what traces and calibration data mean, or by block.
+    the trained one, which None selects. seed: of all random numbers. rule: accept rule for sampled
+    drafts, token by token, which traces and calibration data assume, or by block.
     """
 
     max_new_tokens: int = 96
@@ -71,7 +71,7 @@ class DecodeSettings:
             raise DSparkError(f"sampling settings: {error}") from None
 
     def sampling(self, rows: int) -> BatchSampling:
-        """The sampling settings as tensors of `rows` requests."""
+        """Return the sampling settings as tensors of `rows` requests."""
         return BatchSampling.uniform(rows, self.temperature, self.top_k, self.top_p, self.min_p)
 
 
@@ -86,7 +86,7 @@ class _Request:
 
 
 class ReferenceEngine:
-    """Decodes prompts with a target and, unless it is None, a drafter."""
+    """Decode prompts with a target and, unless it is None, a drafter."""
 
     def __init__(
         self,
@@ -95,10 +95,10 @@ class ReferenceEngine:
         settings: DecodeSettings,
         rule: SampledRule | None = None,
     ):
-        """The target must have been loaded with the drafter's `target_layer_ids`, if it has any.
-        rule: judges sampled drafts in the place of the one that the settings name.
+        """Connect a drafter to a target that was loaded for its `target_layer_ids`, if it has any.
 
-        Raises DSparkError when target and drafter do not fit or gamma exceeds the trained block.
+        rule: judges sampled drafts instead of the rule that the settings name.
+        Raises DSparkError if target and drafter do not match or gamma exceeds the trained block.
         """
         self.target, self.settings = target, settings
         named = accept_block if settings.rule == "block" else accept_sampled
@@ -113,14 +113,14 @@ class ReferenceEngine:
 
     @property
     def gamma(self) -> int:
-        """Drafts per step; 0 when decoding plainly."""
+        """Return the drafts per step; 0 for plain decoding."""
         return 0 if self.proposer is None else self.proposer.gamma
 
     @torch.no_grad()
     def run(
         self, prompts: Sequence[Sequence[int]], on_finish: OnFinish | None = None
     ) -> list[Generation]:
-        """Decode token-id prompts; results in their order.
+        """Decode token-id prompts; return the results in their order.
 
         on_finish: called with (index, result) as each request ends. Raises DSparkError for an
         empty prompt or one too long for the target.
@@ -148,7 +148,7 @@ class ReferenceEngine:
                 on_finish(index, generation)
 
     def _longest(self, prompts: Sequence[Sequence[int]]) -> int:
-        """Slot length that fits every request, the last verify window included."""
+        """Return the slot length that fits every request, the last verify window included."""
         if not prompts:
             raise DSparkError("no prompts to decode")
         room = self.settings.max_new_tokens + self.gamma + 1
@@ -179,15 +179,15 @@ class _Run:
         self.generator = torch.Generator().manual_seed(self.settings.seed)
 
     def active(self) -> list[int]:
-        """Slots with a request."""
+        """List the slots with a request."""
         return [slot for slot, request in enumerate(self.requests) if request is not None]
 
     def free_slot(self) -> int | None:
-        """A slot without a request, or None."""
+        """Return a slot without a request, or None."""
         return next((s for s, request in enumerate(self.requests) if request is None), None)
 
     def prefill(self, slot: int, index: int, prompt: Sequence[int]) -> None:
-        """Run a prompt through the target and take the first token."""
+        """Run a prompt through the target and keep the first token."""
         rows = torch.tensor([slot])
         tokens = torch.tensor([list(prompt)])  # [1, P]
         out = self.target.forward(tokens, torch.zeros(1, dtype=torch.long), self.cache, rows)
@@ -228,7 +228,7 @@ class _Run:
         return self.draft_state.propose(rows, anchor, lens, temperature, self.generator)
 
     def _accept(self, draft: Tensor, draft_probs: Tensor | None, logits: Tensor) -> Acceptance:
-        """draft [R, g], draft_probs [R, g, V] or None, logits [R, g + 1, V]."""
+        """Accept drafts: draft [R, g], draft_probs [R, g, V] or None, logits [R, g + 1, V]."""
         rows, gamma = draft.shape
         if self.settings.temperature == 0:
             return accept_greedy(draft, logits.argmax(dim=-1))
@@ -268,7 +268,7 @@ class _Run:
             )
 
     def _cut(self, tokens: list[int], have: int) -> list[int]:
-        """The step's tokens up to the first stop token and the token limit."""
+        """Cut the step's tokens at the first stop token and at the token limit."""
         tokens = tokens[: self.settings.max_new_tokens - have]
         for place, token in enumerate(tokens):
             if token in self.settings.stop_ids:
@@ -276,7 +276,7 @@ class _Run:
         return tokens
 
     def take_finished(self) -> list[tuple[int, Generation]]:
-        """Finished requests, removed from their slots."""
+        """Remove finished requests from their slots and return them."""
         finished = []
         for slot in self.active():
             request = self.requests[slot]

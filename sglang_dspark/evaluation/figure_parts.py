@@ -1,7 +1,7 @@
-"""Parts that the figures share: colours and markers, rows of panels, legends, error bars.
+"""Provide the parts that figures share: colours, markers, rows of panels, legends, error bars.
 
-matplotlib is imported where a figure is begun. Colours are the Okabe-Ito set, which colour-blind
-readers tell apart; every series also has a marker of its own.
+matplotlib is imported when a figure is created. Colours are the Okabe-Ito set, which colour-blind
+readers can distinguish; every series also has its own marker.
 """
 
 from __future__ import annotations
@@ -25,45 +25,45 @@ GREY = "#888888"
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """An empty figure of so many inches."""
+    """Create an empty figure; width and height are in inches."""
     from matplotlib.figure import Figure
 
     return Figure(figsize=(width, height), layout="constrained")
 
 
 def panels(count: int, width: float = 2.7, height: float = 3.0) -> tuple[Figure, list[Axes]]:
-    """A row of panels that share their y axis."""
+    """Create a row of panels that share their y axis."""
     figure = new_figure(max(5.2, width * count + 0.5), height)
     axes = figure.subplots(1, count, sharey=True, squeeze=False)
     return figure, list(axes[0])
 
 
 def whole_numbers(axes: Axes) -> None:
-    """Ticks of x at integers alone."""
+    """Place x ticks at integers only."""
     from matplotlib.ticker import MaxNLocator
 
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
 
 
 def colour_of(i: int) -> str:
-    """Colour of the i-th series."""
+    """Return the colour of the i-th series."""
     return COLOURS[i % len(COLOURS)]
 
 
 def marker_of(i: int) -> str:
-    """Marker of the i-th series."""
+    """Return the marker of the i-th series."""
     return MARKERS[i % len(MARKERS)]
 
 
 def legend(figure: Figure, axes: Axes) -> None:
-    """One legend below all panels, from the series of one of them."""
+    """Draw one legend below all panels, from the series of one of them."""
     handles, labels = axes.get_legend_handles_labels()
     columns = min(len(labels), 4 if figure.get_figwidth() > 6 else 2)
     figure.legend(handles, labels, loc="outside lower center", ncols=columns)
 
 
 def bars(points: Sequence[Estimate]) -> Floats:
-    """Lengths of error bars [2, n], zero where an interval is unknown."""
+    """Return the lengths of error bars [2, n], zero where an interval is unknown."""
     value = np.array([point.value for point in points])
     low = np.array([point.low for point in points])
     high = np.array([point.high for point in points])

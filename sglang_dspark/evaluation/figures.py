@@ -1,6 +1,6 @@
-"""Figures of the drafter analyses, drawn from their results; each analysis draws its own.
+"""Draw the figures of the drafter analyses from their results; each analysis draws its own.
 
-The same result always gives the same file, byte for byte.
+The same result always gives the same file, bitwise.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _STYLE = {
 
 
 def caption(result: Result) -> str:
-    """One line on what the figure of this result shows, and of what."""
+    """Describe in one line the figure of this result: its caption, target, decoding and remarks."""
     temperature = result.settings["temperature"]
     decoding = "greedy" if temperature == 0 else f"temperature {temperature:g}"
     said = [result.target, decoding, *result.remarks()]
@@ -39,11 +39,11 @@ def caption(result: Result) -> str:
 
 
 def draw(result: Result) -> Figure:
-    """The figure of one result."""
+    """Draw the figure of one result."""
     with mpl.rc_context(_STYLE):
         figure = registry.of(result).draw(result)
         figure.suptitle(caption(result), fontsize=10, x=0.01, ha="left", wrap=True)
-        figure.draw_without_rendering()  # lays out once; saving in two formats need not again
+        figure.draw_without_rendering()  # lay out once, not again for each format
         figure.set_layout_engine("none")
         return figure
 

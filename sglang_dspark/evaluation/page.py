@@ -1,4 +1,4 @@
-"""The drafter report: every result file as figure and table in one self-contained HTML page."""
+"""Render the drafter report: all results as figures and tables in one self-contained HTML page."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from sglang_dspark.evaluation.analyses.analysis import Result
 
 @dataclass(frozen=True)
 class Published:
-    """A result file of a drafter analysis: its stem, all that it says, and the result in it."""
+    """A result file of a drafter analysis: its stem, its whole document, and the result in it."""
 
     stem: str
     document: Mapping[str, Any]
@@ -30,9 +30,9 @@ class Published:
 
 
 def read_results(folder: Path) -> list[Published]:
-    """All `drafters_*.json` of a folder, in the order of the paper's section 4.
+    """Read all `drafters_*.json` of a folder, in the order of the paper's section 4.
 
-    Raises DSparkError when there is none or one is not a result of a drafter analysis.
+    Raises DSparkError if there are no files, or one is not a result of a drafter analysis.
     """
     order = list(registry.ANALYSES)
     found = []
@@ -49,7 +49,7 @@ def read_results(folder: Path) -> list[Published]:
 
 
 def render(results: Sequence[Published], title: str) -> str:
-    """The HTML page; it needs no network and no other file."""
+    """Render the HTML page; it needs no network and no other file."""
     template = resources.files(__package__).joinpath("report.html.j2").read_text(encoding="utf-8")
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
     sections = [
@@ -66,9 +66,9 @@ def render(results: Sequence[Published], title: str) -> str:
 
 
 def drafter_summary(results: Sequence[Published]) -> dict[str, Any]:
-    """`metrics` of drafters.json: what others read, gathered from the analyses that are there.
+    """Return the `metrics` of drafters.json, which other tools read, from the analyses present.
 
-    Greedy results stand under the plain names, sampled ones under `NAME_sampled`.
+    Greedy results have the plain names, sampled ones `NAME_sampled`.
     """
     found: dict[str, Any] = {"sources": [each.stem for each in results]}
     for each in results:
@@ -80,7 +80,7 @@ def drafter_summary(results: Sequence[Published]) -> dict[str, Any]:
 
 
 def _svg(result: Result) -> str:
-    """The figure as base64 text."""
+    """Return the figure as SVG in base64 text."""
     buffer = io.BytesIO()
     with mpl.rc_context({"svg.hashsalt": "sglang-dspark"}):
         figures.draw(result).savefig(buffer, format="svg", metadata={"Date": None})

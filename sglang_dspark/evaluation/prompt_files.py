@@ -1,7 +1,7 @@
 """Read files of prompts in several formats as rows of JSON text.
 
 JSONL, one JSON list, and one JSON object with the list in its field `data`, all in UTF-8; Parquet;
-and each of them in gzip. Other known formats are refused by name. A line that is not UTF-8 is a
+and each of them in gzip. Other known formats are rejected by name. A line that is not UTF-8 is a
 broken row like any other: the reader of its row gets a ValueError.
 """
 
@@ -20,7 +20,7 @@ from sglang_dspark.errors import DSparkError
 from sglang_dspark.evaluation.conversations import rows_of
 
 _GZIP, _PARQUET = b"\x1f\x8b", b"PAR1"
-# First bytes, what that is, what to do. UTF-32 goes first: its mark begins with that of UTF-16.
+# First bytes, format, fix. UTF-32 goes first: its mark begins with that of UTF-16.
 _REFUSED = (
     (b"\xff\xfe\0\0", "UTF-32 text", "write it in UTF-8"),
     (b"\0\0\xfe\xff", "UTF-32 text", "write it in UTF-8"),
@@ -40,18 +40,18 @@ _TABLES = {".csv": ",", ".tsv": "\t"}
 
 @dataclass(frozen=True)
 class FileRow:
-    """One row. number: from 1; place: where it is, in words; line: its JSON, not checked."""
+    """One row. number: from 1; place: its position in words; line: its JSON, not checked."""
 
     number: int
     place: str
     line: str
 
     def text(self) -> str:
-        """Return its JSON. Raises ValueError when the file has bytes there that are not UTF-8."""
+        """Return the row's JSON. Raises ValueError if it has bytes that are not UTF-8."""
         try:
             self.line.encode()
         except UnicodeEncodeError as error:
-            byte = ord(error.object[error.start]) - 0xDC00  # as `surrogateescape` keeps it
+            byte = ord(error.object[error.start]) - 0xDC00  # as `surrogateescape` encodes it
             raise ValueError(
                 f"not UTF-8: byte 0x{byte:02x} at character {error.start + 1} of the row"
             ) from None
@@ -59,9 +59,9 @@ class FileRow:
 
 
 def parse_row(row: FileRow) -> dict[str, Any]:
-    """Return the fields of a row that are not null, as tables write those that a row lacks.
+    """Return the fields of a row that are not null: tables write null for fields that a row lacks.
 
-    Raises ValueError in one short line for what is no JSON object.
+    Raises ValueError in one short line if the row is no JSON object.
     """
     try:
         value = parse_json(row.text(), finite=False)
@@ -75,8 +75,8 @@ def parse_row(row: FileRow) -> dict[str, Any]:
 def file_rows(path: Path) -> Iterator[FileRow]:
     """Yield the rows of a prompt file.
 
-    Raises DSparkError when the file cannot be read, is of a format that is not read here, or is
-    broken as a whole.
+    Raises DSparkError if the file cannot be read, has an unsupported format, or is broken as a
+    whole.
     """
     try:
         content = _unpacked(path)
@@ -95,7 +95,7 @@ def file_rows(path: Path) -> Iterator[FileRow]:
 
 
 def _unpacked(path: Path) -> bytes:
-    """The file's content, without its compression by gzip."""
+    """Return the file's content, decompressed if it is gzip."""
     content = path.read_bytes()
     if not content.startswith(_GZIP):
         return content
@@ -110,7 +110,7 @@ def _unpacked(path: Path) -> bytes:
 
 
 def _require_json(path: Path, content: bytes) -> None:
-    """DSparkError that names the format of a file which is known and not JSON."""
+    """Raise DSparkError that names the format of a file, if it is known and not JSON."""
     for mark, what, fix in _REFUSED:
         if content.startswith(mark):
             raise DSparkError(f"{path} is {what}; {fix}")
@@ -126,13 +126,13 @@ def _require_json(path: Path, content: bytes) -> None:
 
 
 def _parquet_rows(path: Path, content: bytes) -> Iterator[FileRow]:
-    """The rows of a Parquet file; a column that is null in a row is no field of it."""
+    """Yield the rows of a Parquet file; a row has no field for a column that is null in it."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     number = 0
     try:
-        # Without Arrow's threads: one that still runs as the interpreter ends aborts the process
+        # No Arrow threads: one that still runs when the interpreter ends aborts the process
         # (apache/arrow#34314).
         for batch in pq.ParquetFile(pa.BufferReader(content)).iter_batches(use_threads=False):
             for row in batch.to_pylist():

@@ -1,10 +1,10 @@
-"""Evaluation prompts: a file of rows in (`prompt_files.py`), conversations and token ids out.
+"""Read evaluation prompts: rows of a file (`prompt_files.py`) to conversations and token ids.
 
-A row is a JSON object with `prompt`, or `turns` (user and assistant texts in turn, ending with
-the user's, whose answer is measured), and optionally `id` and `domain`. Chat data (`messages`,
-`conversations`) is read by `conversations.py`, up to the user's last words. Other common
-files work through `--prompt-field`; the names in `PROMPT_FIELDS` and `ID_FIELDS` are found by
-themselves.
+A row is a JSON object with `prompt`, or `turns` (user and assistant texts alternately, ending with
+the user's, whose answer is measured), and optionally `id` and `domain`. `conversations.py` reads
+chat data (`messages`, `conversations`) up to the user's last turn. Other common files work
+through `--prompt-field`; the names in `PROMPT_FIELDS` and `ID_FIELDS` are found
+automatically.
 """
 
 from __future__ import annotations
@@ -31,13 +31,16 @@ ID_FIELDS = ("id", "task_id", "question_id", "key")
 DEMO_FILE = "demo_prompts.jsonl"
 EVALUATION_FILE = "eval_prompts.jsonl"
 CALIBRATION_FILE = "calibration_prompts.jsonl"
-RESERVED = ("overall", "macro")  # rows of a result beside its domains'
+RESERVED = ("overall", "macro")  # rows of a result that are not domains
 
 
 @dataclass(frozen=True)
 class EvalPrompt:
-    """One conversation to continue. turns: user, assistant, user, ...: an odd number of texts.
-    system: what the system says before them, empty for nothing."""
+    """One conversation to continue.
+
+    turns: user, assistant, user, ...: an odd number of texts. system: the system prompt before
+    them, or empty.
+    """
 
     id: str
     domain: str
@@ -45,26 +48,26 @@ class EvalPrompt:
     system: str = ""
 
     def messages(self) -> list[dict[str, str]]:
-        """The conversation as chat messages."""
+        """Return the conversation as chat messages."""
         first: tuple[Turn, ...] = (("system", self.system),) if self.system else ()
         said = ((("user", "assistant")[k % 2], text) for k, text in enumerate(self.turns))
         return as_messages((*first, *said))
 
 
 def demo_prompts() -> list[EvalPrompt]:
-    """The few prompts of the demo, which ship with the package."""
+    """Return the few prompts of the demo, which ship with the package."""
     return _shipped(DEMO_FILE)
 
 
 def evaluation_prompts() -> list[EvalPrompt]:
-    """The prompts for judging drafters that ship with the package: 64 each of math, code, chat."""
+    """Return the shipped prompts for judging drafters: 64 each of math, code and chat."""
     return _shipped(EVALUATION_FILE)
 
 
 def calibration_prompts() -> list[EvalPrompt]:
-    """The prompts for fitting calibration that ship with the package, none of them in the others.
+    """Return the shipped prompts for fitting calibration, which are in no other shipped set.
 
-    About 70 each of math, code and chat, of the kinds that the evaluation prompts are of.
+    About 70 each of math, code and chat, of the same kinds as the evaluation prompts.
     """
     return _shipped(CALIBRATION_FILE)
 
@@ -77,11 +80,11 @@ def _shipped(name: str) -> list[EvalPrompt]:
 def read_prompts(
     path: Path, *, domain: str | None = None, prompt_field: str | None = None
 ) -> list[EvalPrompt]:
-    """Read a file of prompts; empty lines are skipped.
+    """Read a file of prompts; skip empty lines.
 
-    domain: of all rows; None takes each row's own, or "all" where it has none.
+    domain: of all rows; None uses each row's own, or "all" if it has none.
     prompt_field: the field that holds the text or turns; None finds one of PROMPT_FIELDS.
-    Raises DSparkError naming file, line and what is wrong.
+    Raises DSparkError that names file, line and fault.
     """
     prompts: list[EvalPrompt] = []
     seen: dict[str, str] = {}
@@ -98,7 +101,7 @@ def read_prompts(
 
 
 def limit_per_domain(prompts: Iterable[EvalPrompt], limit: int | None) -> list[EvalPrompt]:
-    """The first `limit` prompts of each domain, in order; None keeps all."""
+    """Return the first `limit` prompts of each domain, in order; None keeps all."""
     taken: dict[str, int] = {}
     kept = []
     for prompt in prompts:
@@ -109,10 +112,10 @@ def limit_per_domain(prompts: Iterable[EvalPrompt], limit: int | None) -> list[E
 
 
 def encode(tokenizer: Any, prompt: EvalPrompt) -> list[int]:
-    """Token ids up to where the answer begins, by the model's chat template.
+    """Encode a prompt by the model's chat template, up to where the answer begins.
 
-    A tokenizer without a template gets the plain text of a one-turn prompt. Raises DSparkError
-    when several turns meet a tokenizer without a template.
+    Without a template, a one-turn prompt is encoded as plain text. Raises DSparkError for several
+    turns and a tokenizer without a template.
     """
     if getattr(tokenizer, "chat_template", None) is None:
         if len(prompt.messages()) > 1:
@@ -126,9 +129,9 @@ def encode(tokenizer: Any, prompt: EvalPrompt) -> list[int]:
 
 
 def stop_token_ids(model_dir: Path, tokenizer: Any) -> frozenset[int]:
-    """Tokens that end an answer: those of config.json, generation_config.json and the tokenizer.
+    """Return the tokens that end an answer: of config.json, generation_config.json, the tokenizer.
 
-    The same set that SGLang stops at.
+    SGLang stops at the same set.
     """
     ids: set[int] = set()
     for name in ("config.json", "generation_config.json"):
@@ -173,7 +176,7 @@ def _parse(
 
 
 def _chat(row: dict[str, Any], where: str) -> tuple[tuple[str, ...], str] | None:
-    """Turns and system's words of a row of chat data, None of any other row."""
+    """Return turns and system prompt of a row of chat data, None for any other row."""
     try:
         chat = conversation(row)
     except ValueError as error:

@@ -33,7 +33,10 @@ class Workload:
 
 
 def open_engine(workload: Workload, drafter: Path) -> tuple[ReferenceEngine, Any]:
-    """Engine and drafter, loaded and fitted together; the drafter is the one that drafts in it."""
+    """Load an engine and its drafter for a workload; return both.
+
+    The returned drafter is the object that drafts in the engine.
+    """
     target = TargetModel.load(workload.target, drafter_layers(drafter))
     module = open_drafter(drafter, target)
     return ReferenceEngine(target, module, workload.settings), module
@@ -42,9 +45,9 @@ def open_engine(workload: Workload, drafter: Path) -> tuple[ReferenceEngine, Any
 def record(
     workload: Workload, drafter: Path, on_finish: Callable[[], None] = lambda: None
 ) -> Trace:
-    """Decode all prompts with the drafter in `drafter`; `on_finish` is called after each.
+    """Decode all prompts with the drafter in `drafter`; call `on_finish` after each.
 
-    Raises DSparkError when target and drafter do not fit or a prompt is too long.
+    Raises DSparkError if target and drafter do not match or a prompt is too long.
     """
     engine, _ = open_engine(workload, drafter)
     generations = engine.run(workload.ids, lambda _index, _generation: on_finish())
@@ -62,7 +65,7 @@ def record(
 
 
 def describe(path: Path, gamma: int) -> DrafterFacts:
-    """Facts of the drafter in a directory, by its config.json."""
+    """Describe the drafter in a directory, by its config.json and weights."""
     raw = read_config(path)
     head = str(raw.get("markov_head_type", "vanilla")) if raw.get("markov_rank") else "none"
     return DrafterFacts(
@@ -76,7 +79,7 @@ def describe(path: Path, gamma: int) -> DrafterFacts:
 
 
 def settings_json(settings: DecodeSettings) -> dict[str, Any]:
-    """Decode settings for a file: gamma and stop tokens belong to the drafter and the target."""
+    """Return settings for a file, without gamma (the drafter's) and stop tokens (the target's)."""
     names = ("temperature", "top_k", "top_p", "min_p", "max_new_tokens", "batch", "seed")
     values = {name: getattr(settings, name) for name in names}
     if values["top_k"] == _ALL_TOKENS:

@@ -1,4 +1,4 @@
-"""Records of the reference engine: one per verify step, one per finished request."""
+"""Define the reference engine's records: one per verify step, one per finished request."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ class Step:
 
     position: position of the anchor in the sequence. drafted: the gamma drafted tokens.
     verify_len: l_r, drafts admitted to the verify window. accepted: leading drafts accepted,
-    at most verify_len. kept: tokens the request really got from the step, accepted + 1 unless a
-    stop token or the token limit cut it. confidence: c_k of each draft, not calibrated; empty for
-    drafters without a confidence head.
+    at most verify_len. kept: tokens that the request received, accepted + 1 unless a stop token or
+    the token limit cut the step. confidence: c_k of each draft, not calibrated; empty for
+    drafters without a confidence.
     """
 
     position: int

@@ -1,17 +1,17 @@
-"""Decoding redrafted: a drafter's steps on answers that a run of the engine has recorded.
+"""Redraft: compute a drafter's steps on answers that an engine run has recorded.
 
 A greedy answer depends on the target alone, not on the drafter. One pass of the target over prompt
-and answer therefore gives all that its verify passes would have shown a drafter (features, last
-hidden states, the token behind every draft), and what is left is the drafting: the steps are
-the reference engine's, at a fraction of its work. The last step of an answer counts in full (see
+and answer therefore gives all that its verify passes would have shown a drafter: features, last
+hidden states, the token behind every draft. Only the drafting remains: the steps are the
+reference engine's, at a fraction of its work. The last step of an answer counts in full (see
 `statistics`), so each answer is continued by gamma tokens.
 
 A sampled answer has the target's distribution with every drafter, since the accept rule is
-lossless. What this drafter would have drafted, given that the answer came out as it did, has the
-distribution of `replay.draw_given_answer`, position by position up to the first rejection; drafts
-behind that are drawn from the drafter alone. So drafts, acceptance and answer together have the
-distribution of decoding with this drafter, and tau over redrafted steps has the same expectation,
-while two drafters on the same answers are compared on equal ground.
+lossless. Given the answer, this drafter's drafts have the distribution of
+`replay.draw_given_answer`, position by position up to the first rejection; later drafts are drawn
+from the drafter alone. So drafts, acceptance and answer together have the distribution of decoding
+with this drafter. tau over redrafted steps has the same expectation, and drafters are compared on
+the same answers.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from sglang_dspark.families.registry import drafter_layers, open_drafter, propos
 from sglang_dspark.families.vocabulary import columns_of
 
 _UNCUT = {"top_k": None, "top_p": 1.0, "min_p": 0.0}
-_ROWS = 32  # answers that are redrafted side by side
+_ROWS = 32  # answers redrafted in one batch
 
 
 @dataclass
@@ -50,15 +50,15 @@ class _Walk:
 
     @property
     def left(self) -> int:
-        """Answer tokens behind the anchor."""
+        """Return the number of answer tokens behind the anchor."""
         return len(self.tokens) - 1 - self.anchor
 
 
 @dataclass(frozen=True)
 class _Text:
-    """Prompts and answers side by side, each continued a little, and the target's view of them.
+    """A batch of prompts and answers, each continued a little, and the target's outputs for them.
 
-    tokens [R, T]; features [R, T, m*d] and hidden [R, T, d] after each token, zero behind the end.
+    tokens [R, T]; features [R, T, m*d] and hidden [R, T, d] after each token, zero past the end.
     prompt_lens [R]. log_partition [R, T]: logsumexp of the target's logits / temperature after each
     token of the answer, infinite elsewhere; None for greedy answers.
     """
@@ -70,7 +70,7 @@ class _Text:
     log_partition: Tensor | None = None
 
     def window(self, rows: Tensor, first: Tensor, size: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Tokens [r, size], features and hidden from position first [r] on of `rows` [r]."""
+        """Return tokens [r, size], features and hidden from position first [r] on of `rows` [r]."""
         at = first[:, None] + torch.arange(size)
         picked = rows[:, None], at
         return self.tokens[picked], self.features[picked], self.hidden[picked]
@@ -80,8 +80,8 @@ class _Text:
 class Subject:
     """A drafter to redraft with.
 
-    gamma: drafts a step, None: what it was trained for. transition: False leaves a DSpark drafter's
-    transition bias out (its reduced vocabulary stays), to see what the backbone does alone.
+    gamma: drafts a step, None: as trained. transition: False removes a DSpark drafter's
+    transition bias (its reduced vocabulary stays), to measure the backbone alone.
     """
 
     path: Path
@@ -95,12 +95,12 @@ def redraft(
     answers: Trace,
     on_finish: Callable[[], None] = lambda: None,
 ) -> list[Trace]:
-    """The trace that `recording.record` would give of each drafter, from another one's answers.
+    """Return for each drafter the trace that `recording.record` would give, from recorded answers.
 
     answers: a trace of the same target, length and temperature, with these prompts or more. The
     target is run once for all drafters, which must read the same layers of it. `on_finish` is
-    called after each answer. Raises DSparkError when the answers are others, or a drafter does not
-    fit.
+    called after each answer. Raises DSparkError if the answers do not match the workload, or a
+    drafter does not match the target.
     """
     answers = _of_these_prompts(workload, answers)
     target = TargetModel.load(workload.target, _common_layers([each.path for each in subjects]))
@@ -128,7 +128,10 @@ def redraft(
 
 
 def _common_layers(drafters: Sequence[Path]) -> tuple[int, ...]:
-    """The target layers that all drafters read; some kinds read none."""
+    """Return the target layers that the drafters read. Raises DSparkError if they differ.
+
+    Drafters that read no layers match any others.
+    """
     layers = {each: drafter_layers(each) for each in drafters}
     wanted = set(layers.values()) - {()}
     if len(wanted) > 1:
@@ -174,7 +177,7 @@ def _trace(
 
 
 def _of_these_prompts(workload: Workload, answers: Trace) -> Trace:
-    """The workload's prompts of the trace, in the workload's order.
+    """Return the workload's prompts of the trace, in the workload's order.
 
     Raises DSparkError unless the answers are such as decoding would give here.
     """
@@ -206,14 +209,14 @@ def _of_these_prompts(workload: Workload, answers: Trace) -> Trace:
 
 @dataclass(frozen=True)
 class _TargetDistribution:
-    """The target's distribution at a temperature, 0 for its likeliest token."""
+    """The target's distribution at a temperature, 0 for its most likely token."""
 
     target: TargetModel
     temperature: float
     generator: torch.Generator
 
     def draw(self, hidden: Tensor) -> Tensor:
-        """The token behind each state: hidden [R, d] -> [R]."""
+        """Draw the token behind each state: hidden [R, d] -> [R]."""
         logits = self.target.logits(hidden)
         if self.temperature == 0:
             return logits.argmax(-1)
@@ -221,12 +224,11 @@ class _TargetDistribution:
         return torch.multinomial(distribution, 1, generator=self.generator)[:, 0]
 
     def log_partition(self, hidden: Tensor) -> Tensor:
-        """logsumexp of the logits / temperature: hidden [n, d] -> [n]."""
+        """Compute logsumexp of the logits / temperature: hidden [n, d] -> [n]."""
         return torch.logsumexp(self.target.logits(hidden) / self.temperature, -1)
 
     def over(self, draft_ids: Tensor | None, hidden: Tensor, log_partition: Tensor) -> Tensor:
-        """The distribution over the draft vocabulary, which sums to less than 1 where that is
-        reduced.
+        """Compute the distribution over the draft vocabulary; a reduced one sums to less than 1.
 
         hidden [R, g, d], log_partition [R, g] -> [R, g, V'].
         """
@@ -239,7 +241,7 @@ class _AnswerDistributions:
     """The target's distributions along a group's sampled answers, shared by its drafters."""
 
     def __init__(self, text: _Text, distribution: _TargetDistribution, answer_len: int):
-        """answer_len: of the longest answer with what was decoded behind it."""
+        """Gather the answers' states. answer_len: of the longest answer and its continuation."""
         self.distribution, self.prompt_lens = distribution, text.prompt_lens
         self._made: list[tuple[Tensor | None, Tensor]] = []
         if text.log_partition is not None:
@@ -248,9 +250,10 @@ class _AnswerDistributions:
             self.hidden, self.log_partition = text.hidden[picked], text.log_partition[picked]
 
     def window(self, draft_ids: Tensor | None, rows: Tensor, at: Tensor) -> Tensor:
-        """Distributions after positions at [r, gamma] of `rows` [r] over a draft vocabulary: [r,
-        gamma,
-        V'], summing to less than 1 where it is reduced."""
+        """Return distributions over a draft vocabulary after positions at [r, gamma] of `rows` [r].
+
+        Returns [r, gamma, V'], summing to less than 1 for a reduced vocabulary.
+        """
         distributions = self._over(draft_ids)  # [R, answer, V']
         return distributions[rows[:, None], at - self.prompt_lens[rows, None]]
 
@@ -279,7 +282,7 @@ def _redraft_group(
 
 @torch.no_grad()
 def _read(walks: Sequence[_Walk], distribution: _TargetDistribution, more: int) -> _Text:
-    """One pass over all texts, then `more` tokens of plain decoding behind each."""
+    """Run one pass over all texts, then decode `more` tokens plainly behind each."""
     lens = torch.tensor([len(walk.tokens) for walk in walks])  # [R]
     rows, longest = len(walks), int(lens.max())
     tokens = torch.zeros(rows, longest + more, dtype=torch.long)
@@ -305,7 +308,7 @@ def _read(walks: Sequence[_Walk], distribution: _TargetDistribution, more: int) 
 
 
 def _padded(states: Tensor, more: int) -> Tensor:
-    """states [R, T, w] -> [R, T + more, w], zeros behind."""
+    """Pad states [R, T, w] with zeros to [R, T + more, w]."""
     return torch.nn.functional.pad(states, (0, 0, 0, more))
 
 
@@ -317,7 +320,7 @@ def _step(
     gamma: int,
     distributions: _AnswerDistributions,
 ) -> None:
-    """One block for each walk of `rows` [r] that is not over."""
+    """Redraft one block for each of the unfinished walks `rows` [r]."""
     lens = torch.tensor([walks[r].anchor for r in rows.tolist()])
     tokens, features, hidden = text.window(rows, lens, gamma + 1)
     if text.log_partition is None:
@@ -343,9 +346,9 @@ def _sampled_block(
     tokens: Tensor,
     distributions: _AnswerDistributions,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Drafts [r, gamma] given the answer, accepted [r] and confidence [r, gamma] or [r, 0].
+    """Draft given the answer; return drafts [r, gamma], accepted [r], confidence.
 
-    tokens [r, gamma + 1]: anchor and answer.
+    tokens [r, gamma + 1]: anchor and answer. confidence [r, gamma] or [r, 0].
     """
     block, distribution = state.open(rows, tokens[:, 0], lens), distributions.distribution
     ids, at = block.draft_ids, lens[:, None] + torch.arange(tokens.shape[1] - 1)

@@ -1,17 +1,16 @@
-"""Speculative decoding replayed on answers that the target has already given.
+"""Replay speculative decoding on answers that the target has already given.
 
-What calibration wants is the joint distribution of confidences and acceptance. Where the target's
-answer y and its hidden states are kept (training/store.py), no target pass is needed to draw from
-it: the drafter drafts at every anchor that decoding would have reached, and acceptance follows
-from y.
+Calibration needs the joint distribution of confidences and acceptance. If the target's
+answer y and its hidden states are stored (training/store.py), drawing from it needs no target pass:
+the drafter drafts at every anchor that decoding would have reached, and acceptance follows from y.
 
 Greedy: draft k is accepted if it is y_k. Sampled (paper, 3.1): decoding draws x ~ q, keeps it with
-chance min(1, p(x) / q(x)) and emits y ~ p in the end. Given the y that was emitted, draft k was
+chance min(1, p(x) / q(x)) and emits y ~ p in the end. Given the emitted y, draft k was
     y_k, and accepted, with chance       min(1, q(y_k) / p(y_k))
     else drawn from the residual         max(q - p, 0), normalised, and rejected
-because q(y) min(1, p(y) / q(y)) / p(y) = min(1, q(y) / p(y)), and a rejected x and the y put in its
-place are independent. Drafts behind a rejected one are drawn from q, as in decoding. Drafts beyond
-the end of the answer are censored, whether or not those before them were accepted.
+because q(y) min(1, p(y) / q(y)) / p(y) = min(1, q(y) / p(y)), and a rejected x and the y that
+replaces it are independent. Drafts behind a rejected one are drawn from q, as in decoding. Drafts
+beyond the end of the answer are censored, even if an earlier draft was rejected.
 """
 
 from __future__ import annotations
@@ -29,16 +28,16 @@ from sglang_dspark.evaluation.records import Generation, Step
 from sglang_dspark.evaluation.target import TargetModel
 from sglang_dspark.verify import sample_inverse_cdf
 
-_ROWS = 64  # answers that are replayed side by side
+_ROWS = 64  # answers replayed in one batch
 
 
 @dataclass(frozen=True)
 class Answer:
-    """A target's answer with the states it was given from.
+    """A target's answer with the states that it was decoded from.
 
     tokens: [n] int64, prompt and answer. prompt_len: tokens of the prompt. features [n, m*d] and
     hidden [n, d]: the target's, after each token (that of the last is not read). log_partition:
-    [n] logsumexp of the target's logits; spares computing it when sampling was at temperature 1.
+    [n] logsumexp of the target's logits; saves computing it if sampling was at temperature 1.
     """
 
     tokens: Tensor
@@ -63,7 +62,7 @@ class _Walk:
 
 
 class Replay:
-    """Replays answers with a drafter at one temperature; deterministic for a seed."""
+    """Replay answers with a drafter at one temperature; deterministic for a seed."""
 
     def __init__(
         self,
@@ -74,8 +73,11 @@ class Replay:
         stop_ids: frozenset[int] = frozenset(),
         seed: int = 0,
     ):
-        """target: its LM head is used alone. temperature: that the answers were sampled at, 0 is
-        greedy. stop_ids: tokens that end an answer."""
+        """Prepare a replay that uses only the LM head of `target`.
+
+        temperature: at which the answers were sampled, 0 is greedy. stop_ids: tokens that end an
+        answer.
+        """
         self.target, self.drafter, self.temperature = target, drafter, temperature
         self.stop_ids = stop_ids
         self.generator = torch.Generator().manual_seed(seed)
@@ -89,7 +91,7 @@ class Replay:
     def run(
         self, answers: Sequence[Answer], on_finish: Callable[[], None] = lambda: None
     ) -> list[Generation]:
-        """One generation an answer; an answer of a single token has no steps."""
+        """Replay each answer to one generation; an answer of a single token has no steps."""
         walks = [_Walk(answer, answer.prompt_len) for answer in answers]
         by_length = sorted(range(len(walks)), key=lambda i: len(answers[i].tokens))
         for start in range(0, len(walks), _ROWS):
@@ -120,7 +122,7 @@ class Replay:
             self._step([group[i] for i in rows], visible)
 
     def _step(self, walks: list[_Walk], context: Sequence[tuple[Tensor, Tensor]]) -> None:
-        """One block for each walk."""
+        """Replay one block for each walk."""
         gamma = self.drafter.config.gamma
         at = torch.tensor([walk.anchor for walk in walks])  # [R]
         anchor = torch.tensor([int(walk.answer.tokens[walk.anchor]) for walk in walks])
@@ -148,7 +150,7 @@ class Replay:
     def _block(
         self, anchor: Tensor, h: Tensor, truth: Tensor, distributions: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Drafted tokens [R, gamma], accepted [R] and confidence logits [R, gamma]."""
+        """Return drafted tokens [R, gamma], accepted [R] and confidence logits [R, gamma]."""
         head, base = self.drafter.markov_head, self.drafter.base_logits(h)  # [R, gamma, V']
         state, previous = head.start(len(anchor)), anchor
         alive = torch.ones(len(anchor), dtype=torch.bool)
@@ -181,7 +183,7 @@ class Replay:
         return torch.stack(tokens, 1), accepted, confidence
 
     def _target_distributions(self, walks: list[_Walk], gamma: int) -> Tensor:
-        """The target's probabilities of the draft vocabulary, [R, gamma, V']; sums are below 1."""
+        """Return the target's probabilities of the draft vocabulary [R, gamma, V'] (sums < 1)."""
         before = [_places(walk, gamma) - 1 for walk in walks]
         hidden = torch.stack(
             [walk.answer.hidden[at].float() for walk, at in zip(walks, before, strict=True)]
@@ -197,11 +199,10 @@ class Replay:
 def draw_given_answer(
     draft_distribution: Tensor, target_distribution: Tensor, column: Tensor, rng: torch.Generator
 ) -> tuple[Tensor, Tensor]:
-    """The draft of a sampled step and whether it was accepted, given the token y emitted there.
+    """Draw a sampled step's draft, and whether it was accepted, given the emitted token y.
 
     draft_distribution, target_distribution: q and p over the draft vocabulary, [R, V']. column:
-    [R] column of y, -1
-    outside, where q is 0. Returns columns [R] int64 and accepted [R] bool.
+    [R] column of y, -1 outside, where q is 0. Returns columns [R] int64 and accepted [R] bool.
     """
     rows, inside = torch.arange(len(column)), column.clamp(min=0)
     proposed, chance = (
@@ -211,26 +212,26 @@ def draw_given_answer(
     uniforms = torch.rand(len(column), dtype=torch.float64, generator=rng)
     kept = (column >= 0) & (uniforms * chance < proposed)
     residual = (draft_distribution - target_distribution).clamp(min=0)
-    empty = residual.sum(-1, keepdim=True) <= 0  # q = p to rounding: there is no rejection then
+    empty = residual.sum(-1, keepdim=True) <= 0  # q = p to rounding: then nothing is rejected
     rejected = draw_column(torch.where(empty, draft_distribution, residual), rng)
     return torch.where(kept, column, rejected), kept
 
 
 def draw_column(weight: Tensor, rng: torch.Generator) -> Tensor:
-    """A column of each row with chance in proportion to weight [R, V'], rows of sum > 0: [R] int64.
+    """Draw a column of each row in proportion to weight [R, V'], rows of sum > 0; return [R] int64.
 
-    One random number a row, where torch.multinomial takes one a column.
+    Uses one random number per row, where torch.multinomial uses one per column.
     """
     uniforms = torch.rand(len(weight), dtype=torch.float64, generator=rng)
     return sample_inverse_cdf(weight, uniforms)
 
 
 def _places(walk: _Walk, gamma: int) -> Tensor:
-    """Positions of the tokens behind the anchor [gamma], the last one repeated past the end."""
+    """Return the positions [gamma] of the tokens behind the anchor; past the end, the last one."""
     places = walk.anchor + 1 + torch.arange(gamma)
     return places.clamp(max=len(walk.answer.tokens) - 1)
 
 
 def _behind(walk: _Walk, gamma: int) -> Tensor:
-    """Tokens behind the anchor [gamma]."""
+    """Return the tokens behind the anchor, [gamma]."""
     return walk.answer.tokens[_places(walk, gamma)]

@@ -1,4 +1,4 @@
-"""One measurement as numbers by domain, ready for a table and for a result file."""
+"""Report one measurement as numbers by domain, for a table and for a result file."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Confidence:
 
 @dataclass(frozen=True)
 class DomainReport:
-    """Acceptance in one domain; confidence is known for the engine and drafters with a head."""
+    """Acceptance in one domain; confidence only for the engine and drafters that have one."""
 
     acceptance: Acceptance
     confidence: Confidence | None
@@ -39,7 +39,7 @@ Report = dict[str, DomainReport]  # domain -> numbers; OVERALL last
 
 
 def engine_report(domains: Sequence[str], generations: Sequence[Generation], gamma: int) -> Report:
-    """Numbers of an engine run; domains[i] belongs to generations[i].
+    """Report an engine run by domain; domains[i] belongs to generations[i].
 
     A domain without a verify step (every answer ended in the prefill) is skipped.
     """
@@ -57,7 +57,7 @@ def engine_report(domains: Sequence[str], generations: Sequence[Generation], gam
 
 
 def served_report(domains: Sequence[str], counts: Sequence[RequestCounts]) -> Report:
-    """Numbers of a server's answers; domains[i] belongs to counts[i]."""
+    """Report a server's answers by domain; domains[i] belongs to counts[i]."""
     report: Report = {}
     for domain, index in _groups(domains).items():
         chosen = [counts[i] for i in index]
@@ -70,8 +70,8 @@ def served_report(domains: Sequence[str], counts: Sequence[RequestCounts]) -> Re
 class Agreement:
     """Server against engine: differences in percent of the engine's value, and equal outputs.
 
-    equal counts prompts whose output tokens are the same; None when decoding was sampled, where
-    the two use different random numbers.
+    equal counts prompts with identical output tokens; None for sampled decoding, where the two
+    use different random numbers.
     """
 
     tau_percent: float
@@ -101,13 +101,13 @@ def agreement(
 
 
 def macro_tau(report: Report) -> float:
-    """Mean of tau over domains, each domain counting once."""
+    """Return the mean of tau over domains, each domain counting once."""
     taus = [part.acceptance.tau for domain, part in report.items() if domain != OVERALL]
     return sum(taus) / len(taus)
 
 
 def metrics(report: Report) -> dict[str, Any]:
-    """A report as the `metrics` of a result file: tau, auc and ece by domain, and all the rest."""
+    """Return the `metrics` of a result file: tau, auc, ece and acceptance details, by domain."""
     taus = {domain: part.acceptance.tau for domain, part in report.items()}
     result: dict[str, Any] = {"tau": {**taus, "macro": macro_tau(report)}}
     for name in ("auc", "ece"):
@@ -123,7 +123,7 @@ def metrics(report: Report) -> dict[str, Any]:
 
 
 def _groups(domains: Sequence[str]) -> dict[str, list[int]]:
-    """Indices of each domain in order of appearance, and of all under OVERALL."""
+    """Group indices by domain in order of appearance, and all of them under OVERALL."""
     groups: dict[str, list[int]] = {}
     for index, domain in enumerate(domains):
         groups.setdefault(domain, []).append(index)

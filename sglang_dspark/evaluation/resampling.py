@@ -1,8 +1,8 @@
 """Bootstrap over prompts, stratified by domain and shared by all drafters of a comparison.
 
-Steps of one prompt are not independent, so prompts are drawn, not steps; each domain keeps its
+Steps of one prompt are not independent, so prompts are drawn, not steps. Each domain keeps its
 number of prompts, so a macro average (each domain counting once) has its own interval. Drafters
-are compared on the same draws (paired): what makes a prompt easy is easy for all of them.
+are compared on the same draws (paired): an easy prompt is easy for all of them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from pydantic import BeforeValidator
 
 Floats = NDArray[np.float64]
-# A number of a result; what is not known is NaN, and null in the result's file.
+# A number of a result; an unknown one is NaN, and null in the result's file.
 Number = Annotated[float, BeforeValidator(lambda found: math.nan if found is None else found)]
 MACRO = "macro"
 DRAWS = 4000
@@ -33,10 +33,10 @@ class Estimate:
 
 
 class Resampler:
-    """The draws of one comparison: for each domain, how often each of its prompts is taken."""
+    """The draws of one comparison: for each domain, how often each of its prompts is drawn."""
 
     def __init__(self, domains: Sequence[str], *, draws: int = DRAWS, seed: int = 0):
-        """domains: of each prompt, in the order of the arrays that will be resampled."""
+        """Draw the prompts. domains: of each prompt, in the order of the arrays to resample."""
         generator = np.random.default_rng(seed)
         self.domains = list(dict.fromkeys(domains))
         self._index: dict[str, NDArray[np.int64]] = {}
@@ -51,7 +51,7 @@ class Resampler:
             self._weight[domain] = np.vstack([np.ones(len(index)), chosen]).astype(np.float64)
 
     def ratios(self, numerator: Floats, denominator: Floats) -> dict[str, Floats]:
-        """sum(numerator) / sum(denominator) by domain and in macro average: [draws + 1] each.
+        """Return sum(numerator) / sum(denominator) by domain and macro average: [draws + 1] each.
 
         numerator, denominator: [prompts]. Entry 0 is the value of the sample itself.
         """
@@ -65,8 +65,10 @@ class Resampler:
 
 
 def estimate(drawn: Floats) -> Estimate:
-    """Value and interval of [draws + 1] numbers whose first is the sample's; NaN draws are left
-    out (a draw may hold no step that counts)."""
+    """Return value and interval of [draws + 1] numbers whose first is the sample's.
+
+    NaN draws are ignored (a draw may hold no step that counts).
+    """
     usable = drawn[1:][np.isfinite(drawn[1:])]
     if len(usable) == 0:
         return Estimate(float(drawn[0]), float("nan"), float("nan"))

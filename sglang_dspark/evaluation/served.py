@@ -1,7 +1,7 @@
-"""Acceptance counts out of a server's answers.
+"""Read acceptance counts from a server's answers.
 
-The `meta_info` of SGLang gives `spec_verify_ct`, `spec_num_proposed_drafts`,
-`spec_correct_drafts_histogram` and `completion_tokens`: all that `statistics.acceptance` asks for.
+The `meta_info` of SGLang has `spec_verify_ct`, `spec_num_proposed_drafts`,
+`spec_correct_drafts_histogram` and `completion_tokens`: all inputs of `statistics.acceptance`.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ class ServedGeneration:
 
 
 def counts_from_meta(meta: Mapping[str, Any], url: str) -> RequestCounts:
-    """Acceptance counts of one answer's `meta_info`.
+    """Return the acceptance counts of one answer's `meta_info`.
 
     An answer that the prefill finished has no verify steps: an empty histogram. Raises
-    DSparkError when the server does not speculate or the counts contradict each other.
+    DSparkError if the server does not speculate or the counts contradict each other.
     """
     completion = int(meta["completion_tokens"])
     if "spec_verify_ct" not in meta:
@@ -51,7 +51,7 @@ def counts_from_meta(meta: Mapping[str, Any], url: str) -> RequestCounts:
 
 
 def with_one_gamma(answers: Sequence[ServedGeneration]) -> list[ServedGeneration]:
-    """Pad all histograms to one width: of a server that schedules they may differ."""
+    """Pad all histograms to one width: on a server that schedules they may differ."""
     width = max(len(answer.counts.histogram) for answer in answers)
 
     def padded(counts: RequestCounts) -> RequestCounts:

@@ -1,11 +1,11 @@
-"""Acceptance and confidence statistics, each with its exact definition.
+"""Compute acceptance and confidence statistics, each with its exact definition.
 
 tau: tokens per verify step, bonus included: 1 + accepted drafts, averaged over all verify steps
-(paper, 4.1). The last step of a request counts in full, also when a stop token or the token limit
-discards some of its tokens, for the target did verify them.
-accept_length: completion tokens / verify steps, which is the server's `spec_accept_length`. It
-also counts the prefill's token and not the tokens that the last step discarded.
-Requests without a verify step (finished by the prefill) enter neither.
+(paper, 4.1). The last step of a request counts in full, even if a stop token or the token limit
+discards some of its tokens, because the target verified them.
+accept_length: completion tokens / verify steps, equal to the server's `spec_accept_length`. It
+also counts the prefill's token, and not the tokens that the last step discarded.
+Requests without a verify step (finished by the prefill) count in neither.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ class RequestCounts:
 
     @property
     def steps(self) -> int:
-        """Verify steps."""
+        """Count the verify steps."""
         return sum(self.histogram)
 
     @property
     def accepted(self) -> int:
-        """Accepted drafts over all steps."""
+        """Count the accepted drafts over all steps."""
         return sum(n * count for n, count in enumerate(self.histogram))
 
     @classmethod
     def from_generation(cls, generation: Generation, gamma: int) -> RequestCounts:
-        """Counts of an engine's result with full windows of `gamma` drafts."""
+        """Count an engine's result with full windows of `gamma` drafts."""
         histogram = [0] * (gamma + 1)
         for step in generation.steps:
             histogram[step.accepted] += 1
@@ -56,7 +56,7 @@ class Acceptance:
     """Acceptance over a set of requests; definitions at the top of the module.
 
     tau_low, tau_high: 95% percentile bootstrap over prompts. conditional[k - 1]: share of steps
-    that accepted draft k among those that accepted drafts 1..k-1 (NaN if none got there).
+    that accepted draft k among those that accepted drafts 1..k-1 (NaN if no step did).
     cumulative[k - 1]: share of all steps that accepted drafts 1..k.
     """
 
@@ -72,9 +72,9 @@ class Acceptance:
 
 
 def acceptance(requests: Iterable[RequestCounts], *, seed: int = 0) -> Acceptance:
-    """Acceptance statistics over requests of one gamma.
+    """Compute acceptance statistics over requests of one gamma.
 
-    Raises ValueError when no request has a verify step or the histograms differ in length.
+    Raises ValueError if no request has a verify step or the histograms differ in length.
     """
     counted = [request for request in requests if request.steps > 0]
     if not counted:
@@ -105,10 +105,10 @@ def acceptance(requests: Iterable[RequestCounts], *, seed: int = 0) -> Acceptanc
 def bootstrap_ratio(
     numerator: Floats, denominator: Floats, *, draws: int = 2000, seed: int = 0
 ) -> tuple[float, float]:
-    """95% percentile interval of sum(numerator) / sum(denominator) over resampled prompts.
+    """Return the 95% percentile interval of sum(numerator) / sum(denominator) over drawn prompts.
 
     numerator, denominator: [n], one entry a prompt. Steps of one prompt are not independent, so
-    prompts, not steps, are drawn. Returns (low, high); of one prompt both are its ratio.
+    prompts, not steps, are drawn. Returns (low, high); for one prompt both are its ratio.
     """
     generator = np.random.default_rng(seed)
     index = generator.integers(0, len(numerator), size=(draws, len(numerator)))  # [draws, n]
@@ -119,10 +119,10 @@ def bootstrap_ratio(
 
 @dataclass(frozen=True)
 class ConfidencePairs:
-    """Survival a_k = c_1 ... c_k against what happened, one pair for each admitted draft.
+    """Survival a_k = c_1 ... c_k against the outcome, one pair for each admitted draft.
 
-    Drafts behind the verify length are censored: whether they would have been accepted is not
-    known unless an earlier one failed, and keeping only those would count failures alone.
+    Drafts behind the verify length are censored: their acceptance is unknown unless an earlier one
+    failed, and keeping only those would count failures alone.
     survival: [n]; accepted: [n] bool, drafts 1..k all accepted; position: [n], k.
     """
 
@@ -132,7 +132,7 @@ class ConfidencePairs:
 
     @classmethod
     def from_generations(cls, generations: Iterable[Generation]) -> ConfidencePairs:
-        """Pairs of every step of the engine's results."""
+        """Collect the pairs of every step of the engine's results."""
         survival: list[float] = []
         accepted: list[bool] = []
         position: list[int] = []
@@ -151,7 +151,7 @@ class ConfidencePairs:
         )
 
     def auc(self) -> float:
-        """ROC-AUC of survival for acceptance, ties counted half; NaN with one class only."""
+        """Return ROC-AUC of survival for acceptance, ties counted half; NaN with one class only."""
         positives = int(self.accepted.sum())
         negatives = len(self.accepted) - positives
         if positives == 0 or negatives == 0:
@@ -161,7 +161,7 @@ class ConfidencePairs:
         return float(wins / (positives * negatives))
 
     def ece(self, bins: int = 10) -> float:
-        """Expected calibration error over `bins` equal-width bins of survival; NaN when empty."""
+        """Return the ECE over `bins` equal-width bins of survival; NaN when empty."""
         if len(self.survival) == 0:
             return float("nan")
         place = np.minimum((self.survival * bins).astype(np.int64), bins - 1)
@@ -170,12 +170,12 @@ class ConfidencePairs:
 
 
 def _average_ranks(values: Floats) -> Floats:
-    """Ranks from 1, ties sharing their mean: [n] -> [n]."""
+    """Rank values from 1, ties sharing their mean: [n] -> [n]."""
     _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
     last = np.cumsum(counts)
     return (last - (counts - 1) / 2)[inverse]
 
 
 def relative_difference(ours: float, theirs: float) -> float:
-    """ours / theirs - 1, in percent."""
+    """Return ours / theirs - 1, in percent."""
     return 100.0 * (ours / theirs - 1.0)

@@ -1,8 +1,8 @@
-"""The target as the reference engine and the trainer see it: any Hugging Face causal LM with a
-preallocated slot cache, many requests in one pass, and the hidden states the drafter is fed with
-(paper, 3.1: features of a fixed set of target layers).
+"""Load the target for the reference engine and the trainer: any Hugging Face causal LM.
 
-A row's cache is rolled back simply by passing a smaller `lens` in the next call.
+It has a preallocated slot cache, many requests in one pass, and the hidden states that the
+drafter reads (paper, 3.1: features of a fixed set of target layers).
+A smaller `lens` in the next call rolls back a row's cache.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def _slot_attention(
     scaling: float,
     **_: object,
 ) -> tuple[Tensor, None]:
-    """Masked attention that folds each KV group into the query rows instead of copying K and V."""
+    """Attend with a mask; fold each KV group into the query rows instead of copying K and V."""
     rows, heads, q, dim = query.shape
     if q == 1 and key.dtype == torch.bfloat16 and key.device.type == "cpu":
         visible = attention_mask[:, 0, 0].sum(-1)
@@ -81,7 +81,7 @@ class SlotCache:
     def update(
         self, key: Tensor, value: Tensor, layer_idx: int, *_: object
     ) -> tuple[Tensor, Tensor]:
-        """Write [R, Hkv, q, D] of one layer, return everything visible [R, Hkv, T, D]."""
+        """Write [R, Hkv, q, D] of one layer; return everything visible [R, Hkv, T, D]."""
         keys, values = self.keys[layer_idx], self.values[layer_idx]
         rows = self._rows
         index = torch.arange(len(keys), device=keys.device) if rows is None else rows
@@ -100,7 +100,7 @@ class _HalfLinear(nn.Linear):
 
 
 def _whole_model(path: Path) -> Any:
-    """The float32 model in a directory; DSparkError when a part is missing or damaged."""
+    """Load a directory's float32 model. Raises DSparkError if a part is missing or damaged."""
     if not (path / "config.json").is_file():
         raise DSparkError(f"no model at {path}: expected a directory with config.json")
     try:
@@ -112,7 +112,7 @@ def _whole_model(path: Path) -> Any:
         )
     except (OSError, SafetensorError, RuntimeError, *FAULTS) as error:
         raise DSparkError(f"cannot load the model {path} ({brief(error)}); get it again") from None
-    if found["missing_keys"]:  # Transformers would go on with random numbers
+    if found["missing_keys"]:  # Transformers would continue with random weights
         missing = sorted(found["missing_keys"])
         raise DSparkError(
             f"the weights in {path} lack {len(missing)} tensors of config.json's model, such as "
@@ -123,9 +123,9 @@ def _whole_model(path: Path) -> Any:
 
 
 def _require_plain_logits(config: Any, path: Path) -> None:
-    """Raise DSparkError where logits are more than products with the LM head.
+    """Raise DSparkError if logits are more than products with the LM head.
 
-    Drafts are such products, here and in SGLang: the distributions would differ.
+    Drafts are computed as such products, here and in SGLang: the distributions would differ.
     """
     for name in ("logit_scale", "logits_scaling", "final_logit_softcapping"):
         if getattr(config, name, None) not in (None, 1.0):
@@ -176,7 +176,7 @@ class TargetModel:
         layer_ids: decoder layers whose output becomes a feature (Transformers' hidden_states[i+1]).
         half_products: matrix products and cache in bfloat16 (data generation on CPUs that have it);
             measurements of acceptance use float32.
-        Raises DSparkError when the directory holds no whole model or a layer is out of range.
+        Raises DSparkError if the directory has no complete model or a layer is out of range.
         """
         model = _whole_model(Path(path)).eval()
         model.requires_grad_(False).to(device)
@@ -195,39 +195,39 @@ class TargetModel:
 
     @property
     def num_layers(self) -> int:
-        """Decoder layers of the model."""
+        """Count the decoder layers of the model."""
         return len(self._model.model.layers)
 
     @property
     def device(self) -> torch.device:
-        """Device of the weights and of inputs."""
+        """Return the device of the weights and of inputs."""
         return self.head_weight.device
 
     @property
     def embed_weight(self) -> Tensor:
-        """Token embedding [V, d]; times its scale, as SGLang hands a scaled one to drafters."""
+        """Return the token embedding [V, d], times its scale, as SGLang passes it to drafters."""
         embedding = self._model.get_input_embeddings()
         scale: Tensor | None = getattr(embedding, "embed_scale", None)
         return embedding.weight if scale is None else embedding.weight * scale
 
     @property
     def head_weight(self) -> Tensor:
-        """LM head [V, d] (the embedding when tied)."""
+        """Return the LM head [V, d] (the embedding if tied)."""
         return self._model.get_output_embeddings().weight
 
     def product_weights(self) -> list[Tensor]:
-        """Every weight [N, K] that is multiplied with or looked up in, a tied one once."""
+        """List every weight [N, K] of a product or a lookup, a tied one once."""
         modules = (m for m in self._model.modules() if isinstance(m, nn.Linear | nn.Embedding))
         return list({id(module.weight): module.weight for module in modules}.values())
 
     def before_products(self, change: Callable[[Tensor], Tensor]) -> None:
-        """Change what every product of weights takes: [..., K] -> the same shape and dtype."""
+        """Change the input of every product of weights: [..., K] -> the same shape and dtype."""
         for module in self._model.modules():
             if isinstance(module, nn.Linear):
                 module.register_forward_pre_hook(lambda _, given: (change(given[0]),))
 
     def new_cache(self, rows: int, max_len: int) -> SlotCache:
-        """Empty slots for `rows` requests of at most `max_len` tokens."""
+        """Create empty slots for `rows` requests of at most `max_len` tokens."""
         c = self.config
         dim = getattr(c, "head_dim", None) or c.hidden_size // c.num_attention_heads
         return SlotCache(
@@ -244,10 +244,10 @@ class TargetModel:
     def forward(
         self, tokens: Tensor, lens: Tensor, cache: SlotCache, rows: Tensor | None = None
     ) -> TargetOutput:
-        """Run tokens [R, q] at positions lens..lens+q-1 of each row; `rows` [R] picks slots.
+        """Run tokens [R, q] at positions lens..lens+q-1 of each row; `rows` [R] selects slots.
 
-        Tokens past a row's real end (padding) are harmless: they are overwritten by later calls and
-        never visible, because a query sees positions up to its own only.
+        Tokens past a row's real end (padding) are harmless: later calls overwrite them. They are
+        never visible, because a query sees only positions up to its own.
         """
         q = tokens.shape[1]
         positions = lens[:, None] + torch.arange(q, device=lens.device)  # [R, q]
@@ -271,5 +271,5 @@ class TargetModel:
 
     @torch.no_grad()
     def logits(self, hidden: Tensor) -> Tensor:
-        """LM head: [..., d] -> [..., V] float32."""
+        """Apply the LM head: [..., d] -> [..., V] float32."""
         return self._model.get_output_embeddings()(hidden).float()

@@ -1,7 +1,7 @@
-"""Plan of the traces behind published results, and how to get each drafter: one YAML file.
+"""Read the plan of the traces behind published results and of their drafters: one YAML file.
 
 `dspark eval traces` makes them. Within a set the engine decodes the prompts once, and every drafter
-drafts on its answers (`redraft`), so that a comparison is made on equal ground.
+drafts on its answers (`redraft`), so that all drafters are compared on the same answers.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class PlannedDrafter(_Frozen):
 
     @property
     def argument(self) -> str:
-        """As `--drafter` takes it, without a label."""
+        """Return the value of `--drafter`, without a label."""
         return str(self.path) if self.gamma is None else f"{self.path}@{self.gamma}"
 
 
@@ -62,7 +62,7 @@ class TraceSet(_Frozen):
 
     @property
     def absent_prompts(self) -> list[str]:
-        """Prompt files that are not there."""
+        """List the prompt files that do not exist."""
         names = [each.partition("=")[2] or each for each in self.prompts]
         return [name for name in names if not Path(name).is_file()]
 
@@ -84,7 +84,7 @@ class TracePlan(_Frozen):
         return self
 
     def chosen(self, only: str | None) -> Mapping[str, TraceSet]:
-        """All sets, or the one named. Raises DSparkError for another name."""
+        """Return all sets, or the one named. Raises DSparkError for another name."""
         if only is None:
             return self.sets
         if only not in self.sets:
@@ -93,7 +93,7 @@ class TracePlan(_Frozen):
 
 
 def load_plan(path: Path) -> TracePlan:
-    """Read and check a plan. Raises DSparkError naming the file and the field that is wrong."""
+    """Read and check a plan. Raises DSparkError that names the file and the wrong field."""
     with reading(path, "plan of traces", "write one like configs/eval/traces.yaml"):
         try:
             return TracePlan.model_validate(load_yaml(path))

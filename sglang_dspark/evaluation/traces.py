@@ -1,4 +1,4 @@
-"""Traces: what the reference engine recorded for one drafter, with its origin, as a file.
+"""Read and write traces: the reference engine's records for one drafter, with their origin.
 
 Every analysis of drafters reads traces, so one run of the engine serves all of them. A trace is
 JSON; a step is stored as [position, drafted, verify_len, accepted, kept, confidence].
@@ -34,8 +34,8 @@ _LAW = (
     "top_p",
     "min_p",
     "max_new_tokens",
-)  # alike where traces are compared
-MOST = 1 << 40  # of a position, a token, a count
+)  # equal in traces that are compared
+MOST = 1 << 40  # limit of a position, a token, a count
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class DrafterFacts:
 
 @dataclass(frozen=True)
 class TracedPrompt:
-    """A prompt: `digest` names its token ids, so that the same prompt is known by any id."""
+    """A prompt; `digest` identifies its token ids, independent of `id`."""
 
     id: str
     domain: str
@@ -78,26 +78,26 @@ class Trace:
 
     @property
     def gamma(self) -> int:
-        """Drafts a step."""
+        """Return the drafts per step."""
         return self.drafter.gamma
 
     @property
     def domains(self) -> list[str]:
-        """Domain of each prompt."""
+        """List the domain of each prompt."""
         return [prompt.domain for prompt in self.prompts]
 
     @property
     def temperature(self) -> float:
-        """Sampling temperature of all requests."""
+        """Return the sampling temperature of all requests."""
         return float(self.settings["temperature"])
 
     def has_confidence(self) -> bool:
-        """Return whether the drafter has a confidence head; without one confidence is 1."""
+        """Return whether the drafter has a confidence: any recorded one differs from 1."""
         steps = (step for generation in self.generations for step in generation.steps)
         return any(c != 1.0 for step in steps for c in step.confidence)
 
     def of_prompts(self, keep: Sequence[int]) -> Trace:
-        """The same trace with the prompts of these indices only."""
+        """Return the trace with the prompts of these indices only."""
         return Trace(
             self.drafter,
             self.target,
@@ -109,7 +109,7 @@ class Trace:
 
 
 def prompt_digest(ids: Sequence[int]) -> str:
-    """16 hex digits that name a prompt's token ids."""
+    """Return 16 hex digits that identify a prompt's token ids."""
     return hashlib.sha256(np.asarray(ids, dtype="<i8").tobytes()).hexdigest()[:16]
 
 
@@ -134,7 +134,7 @@ def _law(trace: Trace) -> dict[str, Any]:
 
 
 def write_trace(path: Path, trace: Trace) -> None:
-    """Write a trace atomically. Raises DSparkError when the place cannot be written."""
+    """Write a trace atomically. Raises DSparkError if the file cannot be written."""
     document = {
         "format": FORMAT,
         "drafter": asdict(trace.drafter),
@@ -148,7 +148,7 @@ def write_trace(path: Path, trace: Trace) -> None:
 
 
 def read_trace(path: Path) -> Trace:
-    """Read a trace. Raises DSparkError for a file that is none."""
+    """Read a trace. Raises DSparkError if the file is not a trace."""
     with reading(path, "trace", "record one with `dspark eval record`"):
         raw = load_json(path, finite=False, most=MOST_RECORDED)  # confidences may be NaN
         if raw["format"] != FORMAT:
@@ -196,7 +196,7 @@ def _drafter(raw: Mapping[str, Any]) -> DrafterFacts:
 
 
 def _settings(raw: Mapping[str, Any]) -> Mapping[str, Any]:
-    """With the numbers that traces are compared by; None where nothing is cut off."""
+    """Return the settings; check the numbers by which traces are compared, None for no cut."""
     for name in _LAW:
         if raw[name] is not None or name == "temperature":
             number(raw[name], -MOST, MOST)

@@ -1,10 +1,9 @@
-"""Measure what weights in fewer bits change: logits behind the same tokens, and the answers
-themselves.
+"""Measure what low-bit weights change: logits behind the same tokens, and the answers themselves.
 
 The served formats round weights, and a product's activations too
-(`backends/cpu/weight_formats.py`), so a target with the rounded numbers in float32 computes what
-the server does. Behind the exact target's greedy answers both are asked for their next token at
-every place; then the rounded one answers by itself.
+(`backends/cpu/weight_formats.py`), so a target with the rounded numbers in float32 computes the
+same as the server. Both targets compute the next token at every place of the exact target's greedy
+answers; then the rounded one answers on its own.
 """
 
 from __future__ import annotations
@@ -22,11 +21,13 @@ from sglang_dspark.evaluation.target import TargetModel
 
 @dataclass(frozen=True)
 class Change:
-    """tokens: places that were compared. logit_rms, logit_max: of the differences of logits, a
-    shift of all of a place taken out. kl: nats, from the exact distribution to the rounded one at
-    T = 1, mean over places. same_choice: share of places whose likeliest token is the same.
-    same_answers: share of prompts whose whole answers are. same_start: mean share of an answer in
-    front of the first token that differs.
+    """Differences between a rounded and the exact target.
+
+    tokens: places that were compared. logit_rms, logit_max: of the differences of logits, without
+    a place's common shift. kl: nats, from the exact distribution to the rounded one at
+    T = 1, mean over places. same_choice: share of places with the same most likely token.
+    same_answers: share of prompts with identical answers. same_start: mean share of an answer
+    before the first token that differs.
     """
 
     prompts: int
@@ -45,7 +46,7 @@ def answer(
     settings: DecodeSettings,
     on_finish: OnFinish | None = None,
 ) -> list[Generation]:
-    """The target's answers, without a drafter."""
+    """Decode the target's answers, without a drafter."""
     return ReferenceEngine(target, None, settings).run(prompts, on_finish)
 
 
@@ -56,8 +57,9 @@ def compare(
     ours: Sequence[Generation],
     theirs: Sequence[Generation],
 ) -> Change:
-    """ours, theirs: greedy answers of the exact and of the rounded target, in the prompts' order.
+    """Compare two targets' logits and answers.
 
+    ours, theirs: greedy answers of the exact and of the rounded target, in the prompts' order.
     Raises ValueError without prompts.
     """
     if not prompts:
@@ -85,8 +87,10 @@ def compare(
 def _places(
     exact: TargetModel, rounded: TargetModel, prompt: Sequence[int], answer: Sequence[int]
 ) -> Tensor:
-    """[n, 4] float64 for an answer's n places: mean square and largest difference of logits, KL,
-    whether both choose the same."""
+    """Compare both targets at an answer's n places; return [n, 4] float64.
+
+    Columns: mean square and largest difference of logits, KL, whether both choose the same.
+    """
     tokens = torch.tensor([[*prompt, *answer[:-1]]])  # [1, T]
     first, second = (_logits(each, tokens, len(answer)) for each in (exact, rounded))  # [n, V]
     difference = second - first
@@ -98,14 +102,14 @@ def _places(
 
 
 def _logits(target: TargetModel, tokens: Tensor, last: int) -> Tensor:
-    """Of the last places of tokens [1, T]: [last, V] float64."""
+    """Compute logits at the last places of tokens [1, T]: [last, V] float64."""
     cache = target.new_cache(1, tokens.shape[1])
     hidden = target.forward(tokens, torch.zeros(1, dtype=torch.long), cache).hidden[0, -last:]
     return target.logits(hidden).double()
 
 
 def _start(ours: Sequence[int], theirs: Sequence[int]) -> float:
-    """Share of our answer in front of the first token that differs."""
+    """Return the share of our answer before the first token that differs."""
     pairs = enumerate(zip(ours, theirs, strict=False))
     end = min(len(ours), len(theirs))
     same = next((at for at, (a, b) in pairs if a != b), end)
@@ -117,10 +121,10 @@ def round_weights(
     rounding: Callable[[Tensor], Tensor],
     activations: Callable[[Tensor], Tensor] | None = None,
 ) -> int:
-    """Exchange every product's and embedding's weight [N, K]; how many were.
+    """Round every product's and embedding's weight [N, K]; return how many were rounded.
 
     rounding: float32 [N, K] -> the same shape and dtype. A tied weight is rounded once.
-    activations: the same of what a product takes, [..., K]; None: as they are.
+    activations: the same for a product's inputs, [..., K]; None: unchanged.
     """
     weights = target.product_weights()
     for weight in weights:

@@ -1,1 +1,1 @@
-"""Routed experts of a drafter: their implementations, which of them is taken, and their split."""
+"""Routed experts of a drafter: implementations, the choice among them, and the split over ranks."""

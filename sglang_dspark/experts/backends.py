@@ -1,11 +1,11 @@
-"""Implementations of a layer's routed experts under one signature, and which can serve what.
+"""Backends of a layer's routed experts under one signature, and the workloads that each supports.
 
-A backend takes weights once (`prepare`) and gives a call: x [T, d], ids [T, k], weights [T, k]
+A backend prepares weights once (`prepare`) and returns a call: x [T, d], ids [T, k], weights [T, k]
 float32 -> [T, d] in x's dtype, the weighted sum of each token's experts (DeepSeek-V3, 2.1.2),
 without shared ones. On one of several ranks ids of -1 are other ranks' experts and count as zero
-(sharding.py). `BACKENDS` holds them in the order of preference where nothing was measured.
-Ours come first. Others' stand behind them: their calls follow the sources and have not been run, so
-only a measurement, which also compares results, brings one forward.
+(sharding.py). Without measured times `dispatch.choose` prefers backends in the order of `BACKENDS`.
+Our backends come first. The calls of third-party backends follow their sources and have not been
+run, so only a measurement, which also compares results, makes one of them the choice.
 
     compiled      CPU: products and gate in one compiled call (backends/cpu/expert_ops.py)
     triton        CUDA: kernels/grouped_moe.py, all formats, BF16 rows; can be captured in a graph
@@ -14,7 +14,7 @@ only a measurement, which also compares results, brings one forward.
     sglang        CUDA: SGLang's Triton fused MoE (backends/moe/expert_backends.py), BF16 and FP8
     humming       CUDA: SGLang's Humming runner (backends/moe/humming_experts.py), MXFP4
     flashinfer    Hopper and later: FlashInfer's CUTLASS fused MoE, BF16
-    torch         anywhere: one product an expert on restored weights; it reads counts on the host
+    torch         anywhere: one product an expert on restored weights; reads counts on the host
 """
 
 from __future__ import annotations
@@ -37,11 +37,10 @@ GateUpDown = tuple[Tensor, Tensor, Tensor]
 
 @dataclass(frozen=True)
 class ExpertWeights:
-    """The routed experts of a layer: gate and up [E, I, d], down [E, d, I]; as codes, as floating
-    point values, or both, which then say the same.
+    """The routed experts of a layer: gate and up [E, I, d], down [E, d, I].
 
-    Raises DSparkError for an unknown format, shapes that do not fit each other, and NaN or infinite
-    values or scales.
+    They are codes, floating-point values, or both with equal contents. Raises DSparkError for an
+    unknown format, shapes that do not fit each other, and NaN or infinite values, codes or scales.
     """
 
     format: str
@@ -70,19 +69,19 @@ class ExpertWeights:
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """(E, I, d)."""
+        """Return (E, I, d)."""
         parts = self.values if self.values is not None else self.codes
-        assert parts is not None  # as __post_init__ has seen
+        assert parts is not None  # checked in __post_init__
         experts, inner, width = parts[0].shape
         return experts, inner, width
 
     @property
     def device(self) -> str:
-        """Torch's device type."""
+        """Return torch's device type."""
         return (self.values[0] if self.values else self.codes[0].payload).device.type  # type: ignore[index]
 
     def restored(self) -> GateUpDown:
-        """gate, up, down in floating point."""
+        """Return gate, up and down in floating point."""
         if self.values is not None:
             return self.values
         assert self.codes is not None
@@ -90,7 +89,7 @@ class ExpertWeights:
         return gate, up, down
 
     def coded(self) -> tuple[Quantised, Quantised, Quantised]:
-        """gate, up, down in the format; values are rounded to it where no codes were given."""
+        """Return gate, up and down as codes; without given codes, quantise the values."""
         if self.codes is not None:
             return self.codes
         assert self.values is not None
@@ -118,8 +117,8 @@ class ExpertWorkload:
 
     device: torch's device type; capability: of a CUDA device. experts, inner, width: E, I, d of a
     layer; top_k: experts of a token. tokens: of a pass. dtype: of the rows. graph: the pass is
-    captured. absent: experts of the layer that other ranks hold, beside the E that are here. Raises
-    DSparkError for an unknown format and for numbers that cannot be.
+    captured. absent: experts of the layer that other ranks hold, in addition to the E of this rank.
+    Raises DSparkError for an unknown format and for numbers out of range.
     """
 
     device: str
@@ -146,18 +145,20 @@ class ExpertWorkload:
 
     @property
     def rows(self) -> float:
-        """Tokens of an expert, on average."""
+        """Return the mean number of tokens of an expert."""
         return self.tokens * self.top_k / (self.experts + self.absent)
 
     def of_pairs(self) -> ExpertWorkload:
-        """Input of a call behind `held_pairs`: a row for each of a token's experts."""
+        """Return the workload of a call in `held_pairs`: a row for each (token, expert) pair."""
         return replace(self, tokens=self.tokens * self.top_k, top_k=1, absent=0)
 
 
 @dataclass(frozen=True)
 class Backend:
-    """missing: what is not installed here, or None. refusal: why it cannot serve a workload, or
-    None. prepare: weights to a call. skips: whether that call skips ids of -1 by itself."""
+    """An implementation of routed experts.
+
+    missing: returns what is not installed here, or None. refusal: returns why it does not support
+    a workload, or None. prepare: turns weights into a call. skips: that call skips ids of -1."""
 
     name: str
     missing: Callable[[], str | None]
@@ -166,7 +167,7 @@ class Backend:
     skips: bool = False
 
     def why_not(self, workload: ExpertWorkload) -> str | None:
-        """Why it cannot serve this; None where it can."""
+        """Return why the backend does not support the workload, or None if it does."""
         if workload.absent and not self.skips:
             if workload.graph:
                 return "its rank's experts are looked up on the host, which a graph cannot"
@@ -174,14 +175,16 @@ class Backend:
         return self.refusal(workload) or self.missing()
 
     def ready(self, weights: ExpertWeights, workload: ExpertWorkload) -> Call:
-        """`prepare`, and where experts are elsewhere, a call that leaves them out."""
+        """Prepare a call; it skips experts that other ranks hold."""
         call = self.prepare(weights)
         return held_pairs(call) if workload.absent and not self.skips else call
 
 
 def held_pairs(call: Call) -> Call:
-    """A call for which ids of -1 count as zero, from one that knows no such ids: that one sees each
-    other (token, expert) pair as a token of one expert. It reads the ids on the host."""
+    """Wrap a call that does not support ids of -1 so that they count as zero.
+
+    `call` gets each other (token, expert) pair as a token of one expert. The ids are read on the
+    host."""
 
     def held(x: Tensor, ids: Tensor, own: Tensor) -> Tensor:
         token, choice = (ids >= 0).nonzero(as_tuple=True)
@@ -198,7 +201,7 @@ BACKENDS: dict[str, Backend] = {}
 
 
 def register(backend: Backend, before: str | None = None) -> None:
-    """Add a backend in front of another one, by default last; again is allowed and does nothing."""
+    """Add a backend in front of `before`, by default last; a registered name is ignored."""
     if backend.name in BACKENDS:
         return
     order = list(BACKENDS.items())
@@ -208,7 +211,7 @@ def register(backend: Backend, before: str | None = None) -> None:
 
 
 def needs(package: str) -> Callable[[], str | None]:
-    """A probe for a package that is imported only where it is used."""
+    """Return a probe for a package that is imported only where it is used."""
     return lambda: None if find_spec(package) else f"{package} is not installed"
 
 
@@ -229,10 +232,10 @@ def _prepare_torch(weights: ExpertWeights) -> Call:
 
 
 def joined(first: Quantised, second: Quantised) -> Quantised:
-    """Two weights [E, N, K] as one [E, 2N, K].
+    """Join two weights [E, N, K] into one [E, 2N, K].
 
-    Raises DSparkError where blocks would straddle the seam (FP8, N no multiple of 128) and where
-    each has a scale of its own over the whole matrix (NVFP4).
+    Raises DSparkError if a block would contain rows of both (FP8, N no multiple of 128), and if
+    each has its own scale over the whole matrix (NVFP4).
     """
     experts, rows, width = first.shape
     if first.global_scale is not None:
@@ -247,7 +250,7 @@ def joined(first: Quantised, second: Quantised) -> Quantised:
 
 
 def _stacked(first: Tensor, second: Tensor) -> Tensor:
-    """[E, N, K] twice as [E, 2N, K]; without a copy where they are the halves of such a tensor."""
+    """Stack two [E, N, K] into [E, 2N, K]; without a copy if they are halves of such a tensor."""
     experts, rows, width = first.shape
     shape, size = (experts, 2 * rows, width), rows * width
     halves = (
@@ -258,7 +261,7 @@ def _stacked(first: Tensor, second: Tensor) -> Tensor:
     )
     if halves:
         return first.as_strided(shape, (2 * size, width, 1))
-    parts = [first.view(torch.uint8), second.view(torch.uint8)]  # `cat` has no FP8
+    parts = [first.view(torch.uint8), second.view(torch.uint8)]  # `cat` lacks FP8
     return torch.cat(parts, 1).view(first.dtype)
 
 

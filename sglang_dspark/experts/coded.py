@@ -1,7 +1,7 @@
 """Hold the experts of a served drafter as the codes and scales of its checkpoint.
 
-Buffers are named like the checkpoint's tensors, so loading is a copy. Where kernels read gate and
-up as one matrix, the two are halves of one tensor, and `backends.joined` copies nothing.
+Buffers have the names of the checkpoint's tensors, so loading is a copy. If kernels read gate and
+up as one matrix, the two are halves of one tensor, and `backends.joined` makes no copy.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class CodedExperts(nn.Module):
         _hold(self, "down_proj", empty_codes((experts, width, inner), name))
 
     def weights(self) -> ExpertWeights:
-        """Return what a backend takes; DSparkError where scales are NaN or infinite."""
+        """Return the weights for a backend. Raises DSparkError if scales are NaN or infinite."""
         gate, up, down = (_held(self, f"{w}_proj", self.format) for w in ("gate", "up", "down"))
         return ExpertWeights(self.format, codes=(gate, up, down))
 
@@ -58,13 +58,13 @@ class CodedShared(nn.Module):
         _hold(self.down_proj, "weight", empty_codes((width, inner), name))
 
     def weights(self) -> ExpertWeights:
-        """Return them as one expert, E = 1."""
+        """Return the weights as one expert, E = 1."""
         parts = (self.gate_proj, self.up_proj, self.down_proj)
         gate, up, down = (_as_one(_held(part, "weight", self.format)) for part in parts)
         return ExpertWeights(self.format, codes=(gate, up, down))
 
     def restored(self, dtype: torch.dtype) -> SharedExperts:
-        """Return the module with the values that the codes stand for."""
+        """Return a `SharedExperts` module with the dequantised values."""
         gate, up, down = (part[0].to(dtype) for part in self.weights().restored())
         with torch.device("meta"):
             module = SharedExperts(gate.shape[1], gate.shape[0])
@@ -77,17 +77,17 @@ class CodedShared(nn.Module):
         return module
 
     def forward(self, x: Tensor) -> Tensor:
-        """[T, d] -> [T, d]: the reference, which restores all weights in every call."""
+        """Compute [T, d] -> [T, d]: the reference, which dequantises all weights in every call."""
         gate, up, down = (part[0].to(x.dtype) for part in self.weights().restored())
         return linear(silu(linear(x, gate)) * linear(x, up), down)
 
 
 def require_parts(given: Mapping[str, Tensor], module: nn.Module, name: str) -> None:
-    """Raise DSparkError, in one line, where expert weights do not fit the module in the format.
+    """Raise DSparkError, in one line, if expert weights do not fit the module in the format.
 
-    given: a checkpoint's tensors, by the module's names. Every weight needs all its parts, of the
-    shapes and types of the module's buffers. Unquantised weights have no scales, and at least two
-    bytes each.
+    given: a checkpoint's tensors, by the module's names. Every weight needs all its parts, with the
+    shapes and dtypes of the module's buffers. Unquantised weights have no scales and at least two
+    bytes an element.
     """
     if name == UNQUANTISED:
         for key in expert_names(given):
@@ -110,13 +110,13 @@ def require_parts(given: Mapping[str, Tensor], module: nn.Module, name: str) -> 
 
 
 def _halves(name: str, experts: int, inner: int, width: int) -> tuple[Quantised, Quantised]:
-    """Allocate gate and up [E, I, d], as halves of one tensor where `joined` would join them."""
+    """Allocate gate and up [E, I, d], as halves of one tensor if `joined` supports the format."""
     if name != mxfp4.NAME and (name != fp8.NAME or inner % fp8.BLOCK):
         return empty_codes((experts, inner, width), name), empty_codes(
             (experts, inner, width), name
         )
     whole = empty_codes((experts, 2 * inner, width), name)
-    assert whole.scales is not None  # of both formats
+    assert whole.scales is not None  # both formats have scales
     scales = whole.scales.shape[1] // 2
     first, second = (
         Quantised(
@@ -146,14 +146,14 @@ def _held(module: nn.Module, key: str, name: str) -> Quantised:
 
 
 def _only(part: Quantised) -> Quantised:
-    """The matrix of one expert."""
+    """Remove the axis of a single expert, [1, N, K] -> [N, K]."""
     overall = None if part.global_scale is None else part.global_scale[0]
     scales = None if part.scales is None else part.scales[0]
     return Quantised(part.format, part.shape[1:], part.payload[0], scales, overall)
 
 
 def _as_one(part: Quantised) -> Quantised:
-    """A matrix as that of one expert."""
+    """Add the axis of a single expert, [N, K] -> [1, N, K]."""
     overall = None if part.global_scale is None else part.global_scale[None]
     scales = None if part.scales is None else part.scales[None]
     return Quantised(part.format, (1, *part.shape), part.payload[None], scales, overall)

@@ -1,9 +1,9 @@
-"""Choose the implementation of a layer's experts and give the reason: by device, format, shape,
-tokens and graph capture, and by measured times where there are any (times.py).
+"""Choose the backend of a layer's experts and give the reason: by device, format, shape, tokens and
+graph capture, and by measured times if available (times.py).
 
-`Chooser` decides, once for each power of two of tokens, for all layers of a model; `RoutedExperts`
-is what a layer calls. A backend that fails is logged in one line, is not asked again, and the next
-one takes the call; nothing slower is taken in silence.
+`Chooser` decides once for each power of two of tokens, for all layers of a model; a layer calls
+`RoutedExperts`. A backend that fails is logged in one line and not used again, and the next one
+computes the call; every change to a slower backend is logged.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from sglang_dspark.experts.times import (
 
 logger = logging.getLogger(__name__)
 
-MARGIN = 0.95  # a backend behind the preferred one must take less than this share of its time
+MARGIN = 0.95  # a later backend must need less than this share of the preferred one's time
 
 
 @dataclass(frozen=True)
 class Choice:
-    """backend: one of BACKENDS. reason: why, in a few words. passed_over: backend -> why not."""
+    """A backend of BACKENDS, the reason for it, and backend -> reason for those passed over."""
 
     backend: str
     reason: str
@@ -47,10 +47,10 @@ def choose(
     times: Mapping[str, float] | None = None,
     failed: Mapping[str, str] | None = None,
 ) -> Choice:
-    """The quickest backend by `times` (us, of those that were measured), else the first of
-    BACKENDS, among those that can and have not failed.
+    """Choose the fastest backend by `times` (us), or without times the first of BACKENDS.
 
-    Raises DSparkError where none can, saying why not, each.
+    Only backends that support the workload and are not in `failed` are candidates. Raises
+    DSparkError, with the reason of each backend, if there is no candidate.
     """
     refused = dict(failed or {})
     for name, backend in BACKENDS.items():
@@ -73,8 +73,10 @@ def choose(
 
 
 def announce(choice: Choice, missed: Mapping[str, str] | None = None) -> None:
-    """One log line: what is used, and what failed; a warning where `torch`, the slow way, is used
-    although nothing quicker was measured to be slower still."""
+    """Log the backend in use and those that failed, in one line.
+
+    It is a warning if a backend failed, or if `torch`, the slow one, was chosen without a
+    measurement."""
     failed = "".join(f"; {name} {why}" for name, why in (missed or {}).items())
     quickest = choice.backend != "torch" or choice.reason.startswith("measured")
     if quickest and not failed:
@@ -85,7 +87,7 @@ def announce(choice: Choice, missed: Mapping[str, str] | None = None) -> None:
 
 
 class Chooser:
-    """Decides for all layers of a model. failed: backends that were tried, and how that ended."""
+    """Choices for all layers of a model. failed: backend -> its error, or its wrong result."""
 
     def __init__(self, workload: ExpertWorkload, times: TimesTable | None = None):
         self.workload, self.times = workload, times
@@ -93,12 +95,12 @@ class Chooser:
         self._names: dict[int, str] = {}
 
     def choice(self, tokens: int) -> Choice:
-        """For a pass of so many tokens."""
+        """Choose a backend for a pass of this many tokens."""
         measured = self.times.near(tokens) if self.times else None
         return choose(replace(self.workload, tokens=tokens), measured, self.failed)
 
     def name(self, tokens: int) -> str:
-        """Of the backend for a pass of so many tokens, decided for the next power of two."""
+        """Return the backend for a pass of this many tokens, chosen for the next power of two."""
         step = (tokens - 1).bit_length()
         if step not in self._names:
             choice = self.choice(1 << step)
@@ -108,13 +110,13 @@ class Chooser:
         return self._names[step]
 
     def drop(self, name: str, error: Exception) -> None:
-        """Ask this backend no more; the next choice is announced with why."""
+        """Stop using this backend; the next choice is logged with the error."""
         self.failed[name] = f"failed: {first_line(error)}"
         self._names.clear()
 
 
 class RoutedExperts:
-    """The routed experts of one layer by whichever backend is chosen."""
+    """The routed experts of one layer, computed by the chosen backend."""
 
     def __init__(self, weights: ExpertWeights, chooser: Chooser):
         self.weights, self.chooser = weights, chooser
@@ -122,19 +124,19 @@ class RoutedExperts:
 
     @torch.no_grad()
     def warm_up(self) -> None:
-        """Try what small, middling and large passes take on made-up rows.
+        """Run the backends of small, middling and large passes on made-up rows.
 
-        What a backend makes of the weights is then in memory, before a cache is sized by what is
-        left, and no capture meets a backend that fails. Raises DSparkError where all fail.
+        Their prepared weights are then allocated before the KV pool is sized by the free memory,
+        and no graph capture runs a backend that fails. Raises DSparkError if all fail.
         """
         for tokens in TOKENS:
             self(*made_up_rows(replace(self.chooser.workload, tokens=tokens)))
 
     def __call__(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
-        """x [T, d], ids [T, k], weights [T, k] float32 -> [T, d]; no tokens give no rows. Ids of -1
-        count as zero where the workload has experts elsewhere.
+        """Compute x [T, d], ids [T, k], weights [T, k] float32 -> [T, d]; T may be 0.
 
-        Raises DSparkError where every backend that can has failed, and for experts out of range.
+        Ids of -1 count as zero if the workload has experts on other ranks. Raises DSparkError if
+        every backend that supports the workload has failed, and for experts out of range.
         """
         if not len(x):
             return torch.zeros_like(x)

@@ -1,9 +1,10 @@
 """Backends for CUDA devices: our Triton kernels, DeepGEMM, FlashInfer. Importing this registers
 them; their libraries are imported when weights are prepared.
 
-None of this has been timed on a GPU. Our kernels are compared with float64 in Triton's interpreter;
-the calls of DeepGEMM and FlashInfer follow how SGLang calls them (layers/deep_gemm_wrapper/
-entrypoint.py, layers/moe/moe_runner/{deep_gemm,flashinfer_cutlass}.py) and have not been run.
+Our kernels are compared with float64 in Triton's interpreter and timed on one H200
+(docs/results-gpu.md). The calls of DeepGEMM and FlashInfer follow SGLang's (layers/
+deep_gemm_wrapper/entrypoint.py, layers/moe/moe_runner/{deep_gemm,flashinfer_cutlass}.py) and have
+not been run.
 """
 
 from __future__ import annotations
@@ -31,12 +32,12 @@ from sglang_dspark.quantisation.layout import Quantised
 if TYPE_CHECKING:
     from sglang_dspark.kernels.grouped_layout import Weights
 
-ALIGNED = 128  # rows that a group of DeepGEMM's contiguous layout is filled up to
+ALIGNED = 128  # groups of DeepGEMM's contiguous layout are padded to a multiple of this many rows
 _BF16_FROM, _FP8_FROM, _HOPPER = (8, 0), (8, 9), (9, 0)
 
 
 def on_cuda(s: ExpertWorkload, least: tuple[int, int]) -> str | None:
-    """Why a workload is not on a CUDA device of at least this compute capability, or None."""
+    """Return why a workload is not on a CUDA device of at least this capability, or None."""
     if s.device != "cuda":
         return "for CUDA devices"
     if s.capability is None or s.capability < least:
@@ -55,7 +56,7 @@ def _triton_fp8_refusal(s: ExpertWorkload) -> str | None:
 
 
 def prepare_triton(weights: ExpertWeights, rows_in_fp8: bool = False) -> Call:
-    """Our kernels; x of any floating type passes through BF16."""
+    """Prepare a call of our Triton kernels; it casts x of any floating type to BF16."""
     from sglang_dspark.kernels.grouped_moe import fused_experts
 
     gate, up, down = weights.coded()
@@ -71,7 +72,7 @@ def prepare_triton(weights: ExpertWeights, rows_in_fp8: bool = False) -> Call:
 
 
 def _apart(gate: Weights, up: Weights, down: Weights, rows_in_fp8: bool) -> Call:
-    """NVFP4: gate and up have overall scales of their own, so they are two products."""
+    """Prepare an NVFP4 call with separate gate and up products: each has its own global scale."""
     from sglang_dspark.kernels.fp8_rows import fp8_rows
     from sglang_dspark.kernels.grouped_gemm import (
         m_grouped_gemm_nt_contiguous,
@@ -119,17 +120,20 @@ def _operand(part: Quantised) -> Weights:
 
 
 class Aligned(NamedTuple):
-    """Places of T * k pairs in groups that are filled up to whole blocks; nothing is read by the
-    host. place: [T * k] int64; owners: [rows] int32, the expert of each row, filling included; the
-    rows behind the last group, which no pair has, are the last expert's."""
+    """Places of T * k (token, expert) pairs in groups padded to whole blocks.
+
+    place: [T * k] int64. owners: [rows] int32, the expert of each row, padding included; the unused
+    rows behind the last group belong to the last expert. The host reads no values."""
 
     place: Tensor
     owners: Tensor
 
 
 def aligned_places(ids: Tensor, experts: int) -> Aligned:
-    """ids [T, k] of experts 0..E-1. The number of rows depends on shapes alone: at most min(T k, E)
-    groups are in use, and the pairs beyond one for each fill at most so many blocks more."""
+    """Assign ids [T, k] of experts 0..E-1 to rows.
+
+    The number of rows depends only on shapes: at most U = min(T k, E) groups are in use, and the
+    pairs beyond one for each group fill at most (T k - U) // 128 more blocks."""
     own = ids.flatten().long()
     pairs, used = len(own), min(len(own), experts)
     rows = ALIGNED * (used + (pairs - used) // ALIGNED)
@@ -167,7 +171,7 @@ def _prepare_deep_gemm(weights: ExpertWeights) -> Call:
 
     def multiply(codes: Tensor, scale: Tensor, part: Quantised, owners: Tensor) -> Tensor:
         out = torch.empty(len(codes), part.shape[1], dtype=torch.bfloat16, device=codes.device)
-        # `scale` lives until the call is made: the layout's result may share its memory
+        # keep `scale` alive until the call: the layout's result may share its memory
         product((codes, by_columns(scale)), (part.payload, part.scales), out, owners)
         return out
 
@@ -195,7 +199,7 @@ def _flashinfer_refusal(s: ExpertWorkload) -> str | None:
 def _prepare_flashinfer(weights: ExpertWeights) -> Call:
     fused = import_module("flashinfer.fused_moe").cutlass_fused_moe
     gate, up, down = weights.coded()
-    first = joined(up, gate).payload  # up comes first there
+    first = joined(up, gate).payload  # FlashInfer expects up first
 
     def call(x: Tensor, ids: Tensor, own: Tensor) -> Tensor:
         out = torch.empty(x.shape, dtype=torch.bfloat16, device=x.device)

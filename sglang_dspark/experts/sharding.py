@@ -1,11 +1,11 @@
-"""A drafter's MLPs over several ranks, as SGLang lays out its MoE groups: whole experts by expert
-parallelism (EP), parts of their intermediate width by tensor parallelism (TP), or both.
+"""Shard a drafter's MLPs over several ranks, as SGLang lays out its MoE groups: whole experts by
+expert parallelism (EP), parts of their intermediate width by tensor parallelism (TP), or both.
 
-Every rank has the whole router and all tokens. It computes what its experts, or its parts of
-experts, give, and its part of the shared experts; the sum over ranks is the layer's output. Gate
-and up projections are cut along their rows, down along its columns, so what a rank holds is a
-SwiGLU itself. Quantised weights are cut between blocks of their format: codes and scales of a rank
-stand for exactly the values that it holds of the whole.
+Every rank has the whole router and all tokens. It computes its experts, or its parts of experts,
+and its part of the shared experts; the sum over ranks is the layer's output. Gate and up
+projections are cut along their rows, down along its columns, so the shard of a rank is a SwiGLU
+itself. Quantised weights are cut between blocks of their format: a rank's codes and scales
+represent exactly its part of the unsplit weights.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ class Part:
     count: int = 1
 
     def of(self, size: int) -> int:
-        """Return its part of `size`."""
+        """Return the size of one part of `size`."""
         return size // self.count
 
     def cut(self, tensor: Tensor, axis: int) -> Tensor:
-        """This part of a tensor along an axis; DSparkError where that has no equal parts."""
+        """Return this part of a tensor along an axis. Raises DSparkError if parts are unequal."""
         size, odd = divmod(tensor.shape[axis], self.count)
         if odd:
             raise DSparkError(f"{tuple(tensor.shape)} has no {self.count} equal parts")
@@ -52,8 +52,8 @@ class Part:
 
 @dataclass(frozen=True)
 class Split:
-    """Shard of a rank. experts: which routed experts; inner: which part of their intermediate
-    width; joint: which part of the width of shared experts, or of a dense MLP."""
+    """Shard of a rank. experts: its part of the routed experts; inner: its part of their
+    intermediate width; joint: its part of the width of shared experts, or of a dense MLP."""
 
     experts: Part = Part()
     inner: Part = Part()
@@ -61,9 +61,10 @@ class Split:
 
     @classmethod
     def of_rank(cls, rank: int, tp_size: int, ep_size: int) -> Split:
-        """SGLang's layout: neighbours share experts, in tp_size / ep_size parts of their width.
+        """Return a rank's shard in SGLang's layout.
 
-        Raises DSparkError where ep_size does not divide tp_size.
+        Neighbouring ranks share experts, in tp_size / ep_size parts of their width. Raises
+        DSparkError if ep_size does not divide tp_size.
         """
         parts, odd = divmod(tp_size, ep_size)
         if odd:
@@ -73,13 +74,14 @@ class Split:
 
     @property
     def ranks(self) -> int:
-        """Number of ranks that hold the layer together."""
+        """Return the number of ranks that share the layer."""
         return self.joint.count
 
 
 def check_split(c: DrafterConfig, split: Split, where: str) -> None:
-    """DSparkError, naming the drafter by `where`, unless each rank gets as much as any other, whole
-    experts and whole blocks."""
+    """Raise DSparkError unless all ranks get equal shares of whole experts and whole blocks.
+
+    where: name of the drafter in the message."""
     problem = next(_problems(c, split), None)
     if problem is not None:
         raise DSparkError(f"{where} cannot be split over {split.ranks} ranks: {problem}")
@@ -119,8 +121,10 @@ def _divisors(size: int) -> str:
 
 
 def tensors_of_rank(tensors: Mapping[str, Tensor], split: Split) -> dict[str, Tensor]:
-    """Select a rank's part of a checkpoint's tensors, codes and scales of any format alike; tensors
-    that every rank has whole are the same. DSparkError, naming the tensor, where parts are unequal.
+    """Select a rank's part of a checkpoint's tensors, codes and scales of all formats included.
+
+    Tensors that every rank has whole are unchanged. Raises DSparkError, with the tensor's name, if
+    parts are unequal.
     """
     return {name: _cut(name, tensor, split) for name, tensor in tensors.items()}
 
@@ -134,7 +138,7 @@ def _cut(name: str, tensor: Tensor, split: Split) -> Tensor:
     try:
         if routed is not None:
             tensor = split.experts.cut(tensor, 0)
-        if suffix == GLOBAL_SCALE:  # of a whole matrix
+        if suffix == GLOBAL_SCALE:  # one for a whole matrix
             return tensor
         width = split.inner if routed is not None else split.joint
         return width.cut(tensor, -1 if which == "down" else -2)
@@ -143,8 +147,9 @@ def _cut(name: str, tensor: Tensor, split: Split) -> Tensor:
 
 
 class RankMoE(nn.Module):
-    """A rank's part of `drafter.moe.MoE`, under the same names; experts in a quantised format are
-    codes and scales, as in the checkpoint."""
+    """A rank's part of `drafter.moe.MoE`, under the same names.
+
+    Experts in a quantised format are codes and scales, as in the checkpoint."""
 
     experts: Experts | CodedExperts
     shared_experts: SharedExperts | CodedShared | None
@@ -170,7 +175,7 @@ class RankMoE(nn.Module):
             )
 
     def route(self, x: Tensor) -> Routing:
-        """x [T, d] -> routing among the experts of this rank; others' have the id -1."""
+        """Route x [T, d] among the experts of this rank; other ranks' experts have the id -1."""
         routing = self.gate(x)
         if self.held == self.gate.c.num_experts:
             return routing
@@ -179,7 +184,7 @@ class RankMoE(nn.Module):
         return Routing(torch.where(here, own, -1), routing.weights)
 
     def routed(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
-        """x [T, d], of `route` ids [T, k] and weights [T, k] -> [T, d]: the reference."""
+        """Compute x [T, d], ids and weights [T, k] of `route` -> [T, d]: the reference."""
         e = self.experts
         parts: tuple[Tensor, Tensor, Tensor] = (
             e.weights().restored()
@@ -194,7 +199,7 @@ class RankMoE(nn.Module):
 
 
 def mlp_of_rank(c: DrafterConfig, split: Split) -> RankMoE | SharedExperts:
-    """Select a rank's part of a layer's MLP: of experts, or of a dense one."""
+    """Build a rank's part of a layer's MLP: of experts, or of a dense one."""
     if c.num_experts:
         return RankMoE(c, split)
     return SharedExperts(c.hidden_size, split.joint.of(c.intermediate_size))

@@ -1,8 +1,8 @@
-"""Measured times of the experts' backends: what `dispatch.Chooser` decides by.
+"""Measured times of the experts' backends, from which `dispatch.Chooser` chooses.
 
-A table belongs to the machine, layer shape, format and versions that it was measured with. Its key
-says which, and a table with another key is refused. A backend whose result is not that of the torch
-reference, or that fails, is no part of it; the table says why.
+A table belongs to the machine, layer shape, format and versions that it was measured with. They are
+its key, and a table with another key is refused. A backend that fails, or whose result differs from
+the torch reference, is excluded; the table holds the reason.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 
 def _triton_errors() -> tuple[type[Exception], ...]:
-    """Return the errors of a kernel that does not compile, or needs more memory than a GPU has."""
+    """Return the errors of a kernel that does not compile or exceeds the GPU's memory."""
     try:
         from triton.errors import TritonError
     except ImportError:
@@ -44,9 +44,9 @@ FORMAT = 1
 TOKENS = (1, 8, 64)
 REPEATS = 5
 _UNFIT = ("failed:", "its result differs")
-LEAST_US, MOST_US = 1e-3, 3.6e9  # a clock's resolution; an hour for one layer is useless
+LEAST_US, MOST_US = 1e-3, 3.6e9  # the clock's resolution; an hour for one layer is useless
 MOST_TOKENS = 1 << 24
-MOST_DIFFERENCE = 1e-2  # from the reference, see `_difference`; rows rounded to FP8 have 1e-3
+MOST_DIFFERENCE = 1e-2  # from the reference (`_difference`); with rows rounded to FP8 it is 1e-3
 FAILURES: tuple[type[Exception], ...] = (
     *_triton_errors(),
     RuntimeError,
@@ -73,21 +73,21 @@ class TimesKey:
 
     @classmethod
     def of(cls, workload: ExpertWorkload, device: str, versions: str) -> TimesKey:
-        """device: the processor's or GPU's name, and all else that its speed depends on."""
+        """Build the key. device: name of the processor or GPU, and all else that sets its speed."""
         s = workload
         shape = f"{s.experts} experts of {s.width} x {s.inner}, top {s.top_k}"
         shape += f", {s.absent} elsewhere" if s.absent else ""
         return cls(device, s.format, shape, str(s.dtype).removeprefix("torch."), s.graph, versions)
 
     def differences(self, other: TimesKey) -> list[str]:
-        """`field: ours, not theirs` for each field that differs."""
+        """Return `field: ours, not theirs` for each field that differs."""
         ours, theirs = asdict(self), asdict(other)
         return [f"{k}: {ours[k]!r}, not {theirs[k]!r}" for k in ours if ours[k] != theirs[k]]
 
 
 @dataclass(frozen=True)
 class Timing:
-    """Least time of a backend's call on a pass of so many tokens, microseconds."""
+    """Least time of a backend's call on a pass of this many tokens, microseconds."""
 
     tokens: int
     backend: str
@@ -102,7 +102,7 @@ class Timing:
 
 @dataclass(frozen=True)
 class TimesTable:
-    """key: of what. date: UTC, ISO 8601. refused: backend -> why it was not timed."""
+    """Times of one key. date: UTC, ISO 8601. refused: backend -> why it has no times."""
 
     key: TimesKey
     date: str
@@ -111,11 +111,11 @@ class TimesTable:
 
     @property
     def unfit(self) -> dict[str, str]:
-        """Backends that failed or were wrong, and how; others of `refused` do not serve this."""
+        """Return backends that failed or were wrong, and how; others in `refused` lack support."""
         return {name: why for name, why in self.refused.items() if why.startswith(_UNFIT)}
 
     def near(self, tokens: int) -> dict[str, float]:
-        """Backend -> us at the measured number of tokens nearest by ratio."""
+        """Return backend -> us at the measured number of tokens nearest by ratio."""
         counts = {t.tokens for t in self.timings}
         if not counts:
             return {}
@@ -138,10 +138,10 @@ def measure(
     tokens: tuple[int, ...] = TOKENS,
     repeats: int = REPEATS,
 ) -> TimesTable:
-    """Time every backend that is here and can serve the workload, on the weights' device.
+    """Time every installed backend that supports the workload, on the weights' device.
 
-    Least of `repeats` calls behind one that warms up; rows are random, the same for all. Where the
-    passes are captured, so is what is timed: a call that a graph cannot hold fails here.
+    A time is the least of `repeats` calls after a warm-up call, on the same random rows for all
+    backends. If passes are captured, the timed calls are too: a call that cannot be captured fails.
     """
     timings: list[Timing] = []
     refused: dict[str, str] = {}
@@ -175,7 +175,7 @@ def first_line(error: Exception) -> str:
 
 
 def made_up_rows(s: ExpertWorkload) -> tuple[Tensor, Tensor, Tensor]:
-    """x [T, d], ids [T, k], a token's experts distinct, -1 elsewhere, and weights [T, k]."""
+    """Make random x [T, d], ids [T, k] distinct in a row, -1 for absent experts, weights [T, k]."""
     generator = torch.Generator().manual_seed(s.tokens)
     x = torch.randn(s.tokens, s.width, generator=generator)
     ranked = torch.rand(s.tokens, s.experts + s.absent, generator=generator).argsort(-1)
@@ -186,7 +186,7 @@ def made_up_rows(s: ExpertWorkload) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _difference(found: Tensor, expected: Tensor) -> float:
-    """1 - 2 <a, b> / (|a|^2 + |b|^2); infinite where there are NaN."""
+    """Compute 1 - 2 <a, b> / (|a|^2 + |b|^2); infinite if there are NaN."""
     a, b = found.double(), expected.double()
     size = float((a * a + b * b).sum())
     difference = 1 - 2 * float((a * b).sum()) / size if size else 0.0
@@ -194,10 +194,12 @@ def _difference(found: Tensor, expected: Tensor) -> float:
 
 
 def _captured(call: Call, given: tuple[Tensor, Tensor, Tensor]) -> Callable[[], Tensor]:
-    """Replays of the call from a CUDA graph, the call itself elsewhere; what the capture raises."""
+    """Capture the call in a CUDA graph and return its replay; on other devices return the call.
+
+    Errors of the capture propagate."""
     if not given[0].is_cuda:
         return partial(call, *given)
-    call(*given)  # compiles, and allocates what it keeps, outside the graph
+    call(*given)  # compile, and allocate persistent buffers, outside the graph
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -240,7 +242,7 @@ def save(table: TimesTable, path: Path) -> None:
 
 
 def read(path: Path) -> TimesTable:
-    """Read a table measured on any device. Raises DSparkError for what is no such table."""
+    """Read a table measured on any device. Raises DSparkError if the file is no such table."""
     with reading(path, "table of expert times", "a new measurement replaces it"):
         document = load_json(path)
         if document.pop("format_of_table") != FORMAT:
@@ -253,7 +255,7 @@ def read(path: Path) -> TimesTable:
 
 
 def load(path: Path, key: TimesKey) -> TimesTable:
-    """Read a table and make sure it belongs here. Raises DSparkError if it does not."""
+    """Read a table and check its key. Raises DSparkError if it has another key."""
     table = read(path)
     different = table.key.differences(key)
     if different:
@@ -265,10 +267,10 @@ def load(path: Path, key: TimesKey) -> TimesTable:
 
 
 def load_or_measure(weights: ExpertWeights, workload: ExpertWorkload, key: TimesKey) -> TimesTable:
-    """The cached table of this key, measured and kept where there is none that can be used; one in
-    which a backend failed is not kept, so that the next start tries again.
+    """Return the cached table of this key; if it is missing or unusable, measure and cache one.
 
-    What is wrong with a kept table or with the cache is logged in one line and does no harm.
+    A table in which a backend failed is not cached, so that the next start tries again. Errors of
+    the cache are logged in one line and otherwise ignored.
     """
     try:
         path = cache_path(key)

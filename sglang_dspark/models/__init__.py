@@ -1,4 +1,4 @@
-"""Models that the package brings along: the demo target (built on this machine) and the drafters.
+"""Provide the package's models: the demo target (built on this machine) and the drafters.
 
-Nothing here imports torch, so a command can ask where a model lies without paying for it.
+All modules but `simulated` load without torch, so a command can locate a model quickly.
 """

@@ -1,4 +1,4 @@
-"""Model folders made here and kept in the user's cache: whole, or not there at all."""
+"""Build model folders in the user's cache, either complete or not at all."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from sglang_dspark.errors import DSparkError
 
 @contextmanager
 def built(path: Path) -> Iterator[Path]:
-    """A folder to write to, which becomes `path` when the block ends; nothing is left otherwise.
+    """Yield a folder to write to; rename it to `path` if the block succeeds, else delete it.
 
-    Raises DSparkError when the disk refuses.
+    Raises DSparkError if the disk reports an error.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -22,7 +22,7 @@ def built(path: Path) -> Iterator[Path]:
             out = Path(scratch) / path.name
             out.mkdir()
             yield out
-            if not path.is_dir():  # another process may have been first
+            if not path.is_dir():  # another process may have built it first
                 out.rename(path)
     except OSError as error:
         raise DSparkError(f"cannot build {path}: {error}; free some disk") from error

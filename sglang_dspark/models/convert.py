@@ -1,9 +1,9 @@
-"""SmolLM2-135M-Instruct from GGUF to Hugging Face files, without torch.
+"""Convert SmolLM2-135M-Instruct from GGUF to Hugging Face files, without torch.
 
-The file's tensors are dequantised to float32 and renamed; llama.cpp stores the query and key
-projections with each head's rotary halves interleaved, which is undone here. The tokenizer is put
-together from the file's tokens and merges with SmolLM2's own pre-tokenizer (llama.cpp's name
-`smollm`): every digit is a token of its own, then byte-level BPE.
+The file's tensors are dequantised to float32 and renamed. llama.cpp interleaves the rotary halves
+of each head in the query and key projections, which is undone here. The tokenizer is built from the
+file's tokens and merges with SmolLM2's own pre-tokenizer (`smollm` in llama.cpp): every digit is a
+separate token, then byte-level BPE.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _OTHER_NAMES = {
 def convert(gguf_path: Path, out_dir: Path, progress: Progress) -> None:
     """Write weights, config, tokenizer and chat template of the GGUF file into `out_dir`.
 
-    Raises DSparkError when the file is not the Llama model this converter knows.
+    Raises DSparkError if the file is not the Llama model that this converter supports.
     """
     reader = gguf.GGUFReader(str(gguf_path))
     fields = {name: field.contents() for name, field in reader.fields.items()}
@@ -86,7 +86,7 @@ def _weights(
 
 
 def _split_halves(weight: NDArray[np.float32], heads: int) -> NDArray[np.float32]:
-    """Rows [heads * D, d]: rotary pairs next to each other -> first halves, then second ones."""
+    """Reorder rows [heads * D, d]: adjacent rotary pairs to first halves, then second halves."""
     rows, width = weight.shape
     pairs = weight.reshape(heads, rows // heads // 2, 2, width)  # [heads, D/2, 2, d]
     return pairs.swapaxes(1, 2).reshape(rows, width)
@@ -112,7 +112,7 @@ def _config(fields: Mapping[str, Any]) -> dict[str, Any]:
         "num_hidden_layers": fields["llama.block_count"],
         "num_key_value_heads": fields["llama.attention.head_count_kv"],
         "pad_token_id": fields["tokenizer.ggml.padding_token_id"],
-        # the file holds the float32 next to 1e-5; the decimal that was meant is written
+        # the file holds the float32 nearest to 1e-5; write the intended decimal
         "rms_norm_eps": float(f"{fields['llama.attention.layer_norm_rms_epsilon']:.6g}"),
         "rope_parameters": {
             "rope_theta": fields["llama.rope.freq_base"],

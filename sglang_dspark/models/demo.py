@@ -1,8 +1,8 @@
-"""The demo target, SmolLM2-135M-Instruct (Apache-2.0), in the user's cache directory.
+"""Build and check the demo target, SmolLM2-135M-Instruct (Apache-2.0), in the user's cache.
 
-Built once from pinned weights, into a temporary directory that is renamed when complete; a manifest
-(`provenance.json`) carries the hash of each file. Later calls only compare sizes and times: a file
-touched since is hashed again, and a directory that does not match its manifest is rebuilt.
+It is built once from pinned weights, in a temporary directory that is renamed when complete. A
+manifest (`provenance.json`) has the hash of each file. Later calls compare only sizes and times: a
+changed file is hashed again, and a directory that does not match its manifest is rebuilt.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _NEEDED_BYTES = 900_000_000  # output, GGUF and wheel at the same time
 
 
 def demo_target_path(cache_dir: Path | None = None) -> Path:
-    """Directory of the demo target, whether it is built or not.
+    """Return the directory of the demo target, built or not.
 
     cache_dir: root of the cache; default `$XDG_CACHE_HOME` or `~/.cache`.
     """
@@ -49,13 +49,13 @@ def ensure_demo_target(
     force: bool = False,
     gguf: Path | None = None,
 ) -> Path:
-    """Directory of the demo target as Hugging Face float32 files, built if needed.
+    """Return the directory of the demo target as Hugging Face float32 files; build it if needed.
 
-    cache_dir: as in `demo_target_path`. force: build even if a good copy is there.
+    cache_dir: as in `demo_target_path`. force: build even if a good copy exists.
     gguf: a local copy of the source file, for machines without a network.
-    A copy that fails its check is rebuilt, which `progress` reports as a stage of its own.
-    Raises DSparkError when the weights cannot be fetched, are not the pinned ones, or do not fit
-    the disk.
+    A copy that fails its check is rebuilt, which `progress` reports as a separate stage.
+    Raises DSparkError if the weights cannot be fetched, are not the pinned ones, or do not fit
+    on the disk.
     """
     path = demo_target_path(cache_dir)
     if not force and path.is_dir() and damage(path, progress) is None:
@@ -100,7 +100,7 @@ def damage(path: Path, progress: Progress = silent) -> str | None:
 
 
 def provenance(path: Path) -> dict[str, Any]:
-    """The manifest of a built target. Raises DSparkError when there is none."""
+    """Return the manifest of a built target. Raises DSparkError if it is missing."""
     manifest = _read_json(path / MANIFEST)
     if manifest is None:
         raise DSparkError(f"no {MANIFEST} in {path}; build the target with `dspark models demo`")
@@ -154,7 +154,7 @@ def _write_manifest(out: Path, progress: Progress) -> None:
 
 
 def _swap_in(new: Path, path: Path, old: Path) -> None:
-    """Put a complete directory in place; an earlier one is moved aside first."""
+    """Sync a complete directory's files and rename it to `path`; move an earlier one aside."""
     for file in new.iterdir():
         with file.open("rb") as handle:
             os.fsync(handle.fileno())
@@ -169,7 +169,7 @@ def _write_stamp(path: Path, names: list[str]) -> None:
         with replacing(path / _STAMP) as temporary:
             temporary.write_text(stamp)
     except PermissionError:
-        return  # a read-only cache is hashed at each call, which is slower and still right
+        return  # a read-only cache is hashed at each call, which is only slower
 
 
 def _fingerprint(file: Path) -> list[int]:

@@ -1,6 +1,6 @@
-"""Drafters by name: a folder, one that ships with the package, or a Hugging Face id.
+"""Find drafters by name: a folder, one that ships with the package, or a Hugging Face id.
 
-The shipped ones lie in `drafters/` in a checkout and are package data in an installed wheel.
+The shipped ones are in `drafters/` in a checkout and are package data in an installed wheel.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ DEMO_DRAFTER = "smollm2-135m-dspark"
 
 
 def find_drafter(name_or_path: str | Path) -> Path:
-    """The folder of a drafter: an existing one, one shipped under that name, or of an id.
+    """Return the folder of a drafter: an existing one, one shipped under that name, or of an id.
 
     Raises DSparkError as `models.resolve.resolve` does.
     """
@@ -26,9 +26,9 @@ def find_drafter(name_or_path: str | Path) -> Path:
 
 
 def shipped_drafter_path(name: str = DEMO_DRAFTER) -> Path:
-    """Directory (config.json, model.safetensors) of a drafter that ships with the package.
+    """Return the directory (config.json, model.safetensors) of a drafter shipped with the package.
 
-    Raises DSparkError when the installation carries no such drafter.
+    Raises DSparkError if the installation has no such drafter.
     """
     folder = shipped("drafters")
     if (folder / name / "config.json").is_file():

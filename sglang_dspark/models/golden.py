@@ -1,9 +1,9 @@
-"""Golden acceptance: models of a real shape whose drafts are right as often as a file says.
+"""Build models for golden acceptance: of a real shape, with drafts right as often as a file says.
 
-The industry publishes throughput at a given acceptance. Here the file names a shape and how often a
-draft is right; target and drafters are made by `simulated.py` and kept in the user's cache. Every
-pass costs what the real model's would. The text is meaningless, and acceptance is not measured:
-results say "simulated acceptance".
+The industry publishes throughput at a given acceptance. The file names a shape and how often a
+draft is right; `simulated.py` builds target and drafters into the user's cache. Every pass costs
+the same as the real model's. The text is meaningless, and acceptance is not measured: results
+say "simulated acceptance".
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from sglang_dspark.models.built import built
 from sglang_dspark.paths import cache_root
 from sglang_dspark.shipped import config_file
 
-SHAPES = ("qwen3-0.6b", "qwen3-1.7b", "qwen3-4b", "tiny")  # of `simulated.py`, which loads torch
-KINDS = ("dspark", "mtp")  # of drafters that are made
+SHAPES = ("qwen3-0.6b", "qwen3-1.7b", "qwen3-4b", "tiny")  # of `simulated.py`, which imports torch
+KINDS = ("dspark", "mtp")  # of drafters that are built
 
 
 class Golden(BaseModel):
@@ -55,7 +55,7 @@ class GoldenModels:
 
 
 def load_golden(given: Path) -> Golden:
-    """A file, or the shipped one of that name. Raises DSparkError naming file and field."""
+    """Load a file, or the shipped one of that name. Raises DSparkError naming file and field."""
     path = config_file("golden", given)
     with reading(path, "file of golden acceptance", "see configs/golden/"):
         values = load_yaml(path)
@@ -66,12 +66,12 @@ def load_golden(given: Path) -> Golden:
 
 
 def ensure_golden(golden: Golden, device: str) -> GoldenModels:
-    """The models in the user's cache, made if they are not there. device: `cpu` or `cuda`."""
+    """Return the models in the user's cache; build them if missing. device: `cpu` or `cuda`."""
     from sglang_dspark.models import simulated
 
     shape, words = simulated.SHAPES[golden.shape], golden.draft_vocab or 0
     most = shape.vocab - len(simulated.SPECIALS)
-    if words > most or words % 16:  # products read weights by sixteen rows
+    if words > most or words % 16:  # matrix products read weights in groups of 16 rows
         raise DSparkError(
             f"golden acceptance: draft_vocab {words} must be a multiple of 16 and at most {most}, "
             f"the words of {golden.shape}"

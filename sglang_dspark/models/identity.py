@@ -1,6 +1,4 @@
-"""Identify the weights and the tokenizer of a model directory: hashes, so that a mismatch is
-refused instead of served.
-"""
+"""Hash the weights and the tokenizer of a model directory, so that a mismatch is rejected."""
 
 from __future__ import annotations
 
@@ -14,9 +12,9 @@ _TEMPLATE_FILES = ("chat_template.jinja", "tokenizer_config.json")
 
 
 def target_sha256(path: Path) -> str:
-    """SHA-256 over the names and bytes of a model directory's weight files.
+    """Return SHA-256 over the names and bytes of a model directory's weight files.
 
-    Raises DSparkError when there are none.
+    Raises DSparkError if it has no weights.
     """
     files = sorted(path.glob("*.safetensors"))
     if not files:
@@ -25,7 +23,7 @@ def target_sha256(path: Path) -> str:
 
 
 def tokenizer_sha256(path: Path) -> str:
-    """SHA-256 over a model directory's tokenizer and chat template; DSparkError without one."""
+    """Return SHA-256 of tokenizer and chat template. Raises DSparkError without a tokenizer."""
     files = [path / name for name in _TOKENIZER_FILES if (path / name).is_file()]
     if not files:
         raise DSparkError(f"no tokenizer in {path}: expected one of {', '.join(_TOKENIZER_FILES)}")

@@ -1,11 +1,11 @@
-"""A target made deeper by layers that change nothing: same answers, several times the cost.
+"""Add layers to a target that change no output: same answers at several times the cost.
 
-The added layers are copies of the target's own whose last projections of attention and MLP are
-zero. Everything in them is computed, and what they add to the residual stream is exactly 0, so the
-hidden states that a drafter reads, and every logit, stay bit by bit what they were. A drafter keeps
-its acceptance while its share of a step shrinks as with a large target: a measurement with real
-text where no large target fits. The speeds are those of a machine that computes zeros; the added
-layers carry no knowledge, and results say so.
+The added layers are copies of the target's own with zero output projections of attention and MLP.
+They are computed in full and add exactly 0 to the residual stream, so the hidden states that a
+drafter reads, and every logit, stay bitwise identical. A drafter keeps its acceptance, while its
+share of a step shrinks as with a large target. This measures real text where no large target fits.
+The speeds are those of a machine that computes zeros, and the added layers carry no knowledge;
+results say so.
 """
 
 from __future__ import annotations
@@ -27,40 +27,41 @@ from sglang_dspark.models.source import Progress, silent
 from sglang_dspark.paths import cache_root
 
 INDEX = "model.safetensors.index.json"
-RECORD = "deeper.json"  # what was made deeper, and by how much
+RECORD = "deeper.json"  # the source model and the layer counts
 _OWN = ("config.json", INDEX, RECORD, "provenance.json")  # of the source, not copied
-_KEPT = "kept-"  # begins the names of its weights: `model.safetensors` alone would be the model
+_KEPT = "kept-"  # prefix of copied weight files: `model.safetensors` would be read as the model
 _LAYER = re.compile(r"(?P<front>.*\blayers\.)(?P<layer>\d+)(?P<rest>\..+)")
 _LAST = ("self_attn.o_proj.", "mlp.down_proj.")  # projections into the residual stream
-_HEADS = ("lm_head.weight", "model.embed_tokens.weight")  # read whole by a pass; tied: the second
+_HEADS = ("lm_head.weight", "model.embed_tokens.weight")  # a pass reads one whole; tied: the second
 _FIX = "name another target, or leave `deeper` out"
 
 
 @dataclass(frozen=True)
 class Weights:
-    """Locate a model's tensors: file and bytes of each, and the layers' part of their names."""
+    """A model's tensors: file and bytes of each, and the part of layer names before the number."""
 
     file_of: dict[str, Path]
     bytes_of: dict[str, int]
     front: str
 
     def layer(self, number: int) -> dict[str, str]:
-        """Names of a layer's tensors, by what follows its number."""
+        """Map the parts of a layer's tensor names after its number to the full names."""
         front = f"{self.front}{number}"
         return {n.removeprefix(front): n for n in self.file_of if n.startswith(f"{front}.")}
 
     def added(self, layers: int, times: float) -> int:
-        """Layers that make a pass read `times` as many bytes of weights; at least 1."""
+        """Count the layers to add for a pass to read `times` the bytes of weights; at least 1."""
         layer = sum(self.bytes_of[name] for name in self.layer(0).values())
         head = next((self.bytes_of[name] for name in _HEADS if name in self.bytes_of), 0)
         return max(1, round((times - 1) * (layers * layer + head) / layer))
 
 
 def ensure_deeper(target: Path, times: float, progress: Progress = silent) -> Path:
-    """Folder of the target at `times` its cost, in the user's cache, built if it is not there.
+    """Return the folder of the target at `times` its cost in the user's cache; build it if missing.
 
-    target: a model in safetensors whose layers are attention and a dense MLP. times: above 1, bytes
-    of weights that a pass reads. Raises DSparkError for another model and where it does not fit.
+    target: a model in safetensors whose layers are attention and a dense MLP. times: above 1,
+    factor on the bytes of weights that a pass reads. Raises DSparkError for another model, and if
+    it does not fit on the disk.
     """
     if times <= 1:
         raise DSparkError(f"a target {times:g} times as deep is none; give a number above 1")
@@ -82,8 +83,10 @@ def ensure_deeper(target: Path, times: float, progress: Progress = silent) -> Pa
 
 
 def ensure_fitted(drafter: Path, target: Path) -> Path:
-    """A drafter's folder for a target that was made deeper: the same but for how many layers its
-    configuration says that the target has. Of a drafter that does not say so, the folder itself."""
+    """Return a drafter's folder for a deepened target: a copy with the target's number of layers.
+
+    A drafter whose configuration does not state the number is returned unchanged.
+    """
     file = drafter / "config.json"
     with reading(file, "drafter's configuration", "name another drafter"):
         config = load_json(file, finite=False)
@@ -133,7 +136,7 @@ def _weights(target: Path) -> Weights:
 def _add_layers(
     weights: Weights, layers: int, added: int, out: Path, progress: Progress
 ) -> dict[str, str]:
-    """Write the added layers, a file for as many as the target has; the file of each tensor."""
+    """Write the added layers, one file for as many as the target has; return each tensor's file."""
     import torch
     from safetensors import safe_open
     from safetensors.torch import save_file
@@ -162,7 +165,7 @@ def _place(kind: str, name: str, what: str, sha256: str) -> Path:
 
 
 def _copy(folder: Path, out: Path, without: tuple[str, ...], renamed: str = "") -> None:
-    """Copy the files of a folder; renamed: what the names of weights begin with from now on."""
+    """Copy the files of a folder. renamed: prefix for the names of weight files."""
     for file in folder.iterdir():
         if file.is_file() and file.name not in without and not file.name.startswith("."):
             front = renamed if file.suffix == ".safetensors" else ""

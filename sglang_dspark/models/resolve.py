@@ -1,8 +1,8 @@
-"""A model by name: a folder on this machine, or `OWNER/NAME[@REVISION]` on Hugging Face.
+"""Resolve a model by name: a folder on this machine, or `OWNER/NAME[@REVISION]` on Hugging Face.
 
-Downloads are `huggingface_hub.snapshot_download`'s: into its cache, resumed when cut off, with its
-own environment (HF_HOME, HF_TOKEN, HF_ENDPOINT, HF_HUB_OFFLINE). Weights are taken as safetensors
-alone: the other formats are pickles, which can run code.
+`huggingface_hub.snapshot_download` downloads into its cache and resumes interrupted downloads. Its
+environment applies (HF_HOME, HF_TOKEN, HF_ENDPOINT, HF_HUB_OFFLINE). Only safetensors weights are
+used: the other formats are pickles, which can run code.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ _CACHE_FOLDER = re.compile(r"models--(?P<owner>.+?)--(?P<name>.+)")  # the cache
 
 
 def resolve(name_or_path: str | Path) -> Path:
-    """The folder of a model: an existing one as it is, else the snapshot of a Hugging Face id.
+    """Return the folder of a model: an existing one unchanged, else a Hugging Face id's snapshot.
 
-    name_or_path: a folder wins over an id of the same name. What begins with `/`, `.` or `~` or
-    ends in `/` is always a folder.
-    Raises DSparkError in one line for a missing folder, an id that cannot be had (offline, unknown,
-    not allowed, cut off), and a model without whole safetensors weights.
+    name_or_path: a folder wins over an id of the same name. A name that begins with `/`, `.` or
+    `~` or ends in `/` is always a folder.
+    Raises DSparkError in one line for a missing folder, an id that cannot be fetched (offline,
+    unknown, not allowed, interrupted), and a model without complete safetensors weights.
     """
     given = str(name_or_path)
     path = Path(given).expanduser()
@@ -52,7 +52,7 @@ def resolve(name_or_path: str | Path) -> Path:
 
 
 def model_name(folder: Path) -> str:
-    """Name a model in words: a folder's own name, of a snapshot OWNER/NAME@COMMIT."""
+    """Return a model's display name: its folder's own, or OWNER/NAME@COMMIT of a snapshot."""
     folder = folder.absolute()
     cached = _CACHE_FOLDER.fullmatch(folder.parent.parent.name)
     if cached is None or folder.parent.name != "snapshots":
@@ -62,10 +62,10 @@ def model_name(folder: Path) -> str:
 
 @contextmanager
 def offline_if_unreachable(seconds: float = 10.0) -> Iterator[None]:
-    """Let the Hub's client use its cache alone if no connection to the Hub opens in time.
+    """Restrict the Hub's client to its cache if no connection to the Hub opens in time.
 
     seconds: for each of the Hub's addresses, by default the client's own limit. The client retries
-    some requests six times, half a minute in all. Behind a proxy nothing is checked.
+    some requests six times, half a minute in all. Behind a proxy the connection is not checked.
     """
     from huggingface_hub import constants
 
@@ -85,7 +85,7 @@ def _is_reachable(address: str, seconds: float) -> bool:
     try:
         port = parts.port or {"http": 80}.get(parts.scheme, 443)
         socket.create_connection((parts.hostname, port), seconds).close()
-    except ValueError:  # of the port, or of the name
+    except ValueError:  # an invalid port or host name
         return True
     except OSError:
         return False
@@ -129,7 +129,7 @@ def _snapshot(given: str, name: str, revision: str | None) -> Path:
 
 
 def _require_whole(folder: Path, given: str) -> None:
-    """DSparkError unless a snapshot has a configuration and all weights that it speaks of.
+    """Raise DSparkError unless a snapshot has a configuration and all weights that its index names.
 
     A cache that another tool filled can hold a part of a model.
     """

@@ -1,21 +1,21 @@
-"""A target of a real model's shape without its weights, and drafters that know what it says.
+"""Build a target of a real model's shape without its weights, and drafters that know its answers.
 
-What such a pair shows is speed at a given acceptance, "golden acceptance": every pass costs what
-the real model's would, and how often a draft is right is set, not learned.
+Such a pair shows speed at a given acceptance, "golden acceptance": every pass costs the same as the
+real model's, and the share of right drafts is set, not learned.
 
-The target's layers are random and of full cost, but what they add is too small to matter: the next
-token follows from the last one alone, by a table. Embedding and LM head hold the table: token x has
+The target's layers are random and of full cost, but their outputs are too small to matter: the next
+token depends on the last one alone, by a table. Embedding and LM head hold the table: token x has
 a direction, and the LM head's row of the token behind x has the same. The table is one cycle
 through all tokens, so all are equally frequent for any prompts.
 
-The drafters hold the table too, and are wrong behind some tokens, which is how acceptance is set.
+The drafters hold the table too, with errors behind some tokens, which set the acceptance.
 Some of the tokens are doubtful: behind them a draft is right less often than behind the others.
-DSPARK's confidence head knows which are doubtful, so its confidence is calibrated and has a spread.
+DSPARK's confidence head knows the doubtful ones, so its confidence is calibrated and has a spread.
 
-Drafters with a reduced vocabulary, as trained ones have, draft some of the tokens alone; answers
-are cycles through these then.
+Drafters with a reduced vocabulary, like trained ones, draft only some of the tokens; answers are
+then cycles through these.
 
-Such a target cannot show a wrong KV row: no token depends on one. A target with `attends` above 0
+Such a target cannot reveal a wrong KV row: no token depends on one. A target with `attends` above 0
 can. Its attention heads read few rows each, and add directions of the table as large as the last
 token's. Then a token depends on all tokens before it, and the table is right in most places only.
 """
@@ -41,10 +41,10 @@ from sglang_dspark.families.mtp.model import MTPConfig, MTPDrafter
 SPECIALS = ("<s>", "</s>", "<pad>", "<mask>")
 DTYPE = torch.bfloat16  # of the weights
 _PEAK = 20.0  # logit of the token that follows; another's is seldom above a third of it
-_SAYS = 1e-4  # what a layer adds, as a part of a random model's
-_SHARPNESS = 4.0  # of attention that decides: deviation of its scores, so few rows have the weight
+_SAYS = 1e-4  # scale of a layer's output, relative to a random model's
+_SHARPNESS = 4.0  # with `attends`, deviation of attention scores, so that few rows get the weight
 _POSITIONS = 8192
-# A prompt ends with what the user says: its last token alone decides the answer, which would be the
+# A prompt ends with the user's text: its last token alone decides the answer, which would be the
 # same for all prompts behind "assistant: ".
 _TEMPLATE = (
     "{% for message in messages %}{% if not loop.first %}\n{% endif %}"
@@ -54,9 +54,11 @@ _TEMPLATE = (
 
 @dataclass(frozen=True)
 class Shape:
-    """A target's shape, and its drafters': DSPARK's layers, block, rank of its Markov head (one of
-    which carries the confidence, and one more a reduced vocabulary). Heads and widths are the
-    target's."""
+    """Shape of a target and its drafters, which share heads and widths.
+
+    draft_layers, gamma and rank are DSPARK's: layers, block, and rank of its Markov head. One
+    column of the rank carries the confidence, and one more a reduced vocabulary.
+    """
 
     hidden: int
     layers: int
@@ -80,8 +82,11 @@ SHAPES = {
 
 @dataclass(frozen=True)
 class Acceptance:
-    """doubtful: share of the tokens. right, otherwise: share of right drafts behind these and
-    behind the others, at every position whose drafts before it are right."""
+    """Acceptance to simulate.
+
+    doubtful: share of the tokens. right, otherwise: share of right drafts behind these and behind
+    the others, at every position whose earlier drafts are right.
+    """
 
     doubtful: float
     right: float
@@ -89,17 +94,18 @@ class Acceptance:
 
     @property
     def mean(self) -> float:
-        """Share of right drafts, at every position."""
+        """Return the share of right drafts, the same at every position."""
         return self.doubtful * self.right + (1 - self.doubtful) * self.otherwise
 
 
 @dataclass(frozen=True)
 class Table:
-    """Facts that target and drafters share. directions [V, n]: unit rows; follows [V] int64: the
-    token
-    behind each, -1 behind those of prompts alone; wrong [V] bool: the draft behind it is another
-    one; confidence [V]: its logit; drafted [V'] int64, ascending: what can be drafted, None for
-    all."""
+    """Facts that target and drafters share.
+
+    directions [V, n]: unit rows. follows [V] int64: the token behind each, -1 behind tokens that
+    only prompts contain. wrong [V] bool: the draft behind it is wrong. confidence [V]: its logit.
+    drafted [V'] int64, ascending: tokens that can be drafted, None for all.
+    """
 
     directions: Tensor
     follows: Tensor
@@ -111,9 +117,9 @@ class Table:
 def table(
     shape: Shape, acceptance: Acceptance, draft_vocab: int | None = None, seed: int = 0
 ) -> Table:
-    """The same table for the same arguments. draft_vocab: tokens that can be drafted; None: all.
+    """Build a table, the same for the same arguments. draft_vocab: how many tokens can be drafted.
 
-    Raises ValueError where there are not so many.
+    draft_vocab None: all. Raises ValueError if the shape has fewer words.
     """
     draws = torch.Generator().manual_seed(seed)
     count = shape.vocab
@@ -143,10 +149,10 @@ def write_models(
 ) -> None:
     """Write `target`, `dspark`, `mtp` and `follows.npy`, the token behind each.
 
-    Weights are bfloat16, as those of nearly all checkpoints. device: where those of the models'
-    size are drawn; tables are made on the CPU. attends: size of what attention adds in all layers
-    together, as a multiple of the embedding's; 0: too small to matter. Drafters know the table
-    alone, so above 0 they are right less often than `acceptance` says.
+    Weights are bfloat16, as in nearly all checkpoints. device: draws weights of the models' size;
+    tables are built on the CPU. attends: size of what attention adds in all layers together, as a
+    multiple of the embedding's; 0: too small to matter. Drafters know the table alone, so above 0
+    they are right less often than `acceptance` says.
     """
     torch.manual_seed(0)
     known = table(shape, acceptance, draft_vocab)
@@ -163,9 +169,9 @@ def write_models(
 
 
 def _embedding(known: Table, shape: Shape) -> tuple[Tensor, Tensor, Tensor]:
-    """Embedding and LM head [V, d], and the space of the table's directions [d-1, n].
+    """Return embedding and LM head [V, d], and the space of the table's directions [d-1, n].
 
-    The last column is for MTP: 1 where it is to be wrong.
+    The embedding's last column is for MTP: 1 where its draft is to be wrong.
     """
     width = known.directions.shape[1]
     basis = torch.linalg.qr(torch.randn(shape.hidden - 1, width)).Q  # [d-1, n]
@@ -176,7 +182,7 @@ def _embedding(known: Table, shape: Shape) -> tuple[Tensor, Tensor, Tensor]:
     head = torch.zeros_like(embedding)
     cycle = _cycle(known)
     head[known.follows[cycle], :-1] = spread[cycle] * (_PEAK / shape.hidden**0.5)
-    head[: len(SPECIALS)] = 0.0  # no answer ends by itself
+    head[: len(SPECIALS)] = 0.0  # special tokens never win, so no answer ends early
     return embedding, head, basis
 
 
@@ -190,7 +196,7 @@ def _target(shape: Shape, embedding: Tensor, head: Tensor, device: str) -> Qwen3
         num_key_value_heads=shape.kv_heads,
         head_dim=shape.head_dim,
         max_position_embeddings=_POSITIONS,
-        tie_word_embeddings=False,  # one table for both would say each token again
+        tie_word_embeddings=False,  # a tied table would repeat each token
         bos_token_id=0,
         eos_token_id=1,
         pad_token_id=2,
@@ -209,19 +215,19 @@ def _target(shape: Shape, embedding: Tensor, head: Tensor, device: str) -> Qwen3
 def _let_attention_decide(model: Qwen3ForCausalLM, basis: Tensor, attends: float) -> None:
     """Make attention add table directions of `attends` times the embedding's norm in all layers.
 
-    basis: [d-1, n]. What it adds outside of these directions would change the scale of logits, not
+    basis: [d-1, n]. Components outside these directions would change the scale of logits, not
     their order.
     """
     config, layers = model.config, model.model.layers
     width = config.num_attention_heads * config.head_dim
-    # A value's deviation is initializer_range * sqrt(d); heads, layers and directions add as
-    # random numbers do. The embedding's norm is sqrt(d), so d is no part of the quotient.
+    # A value's standard deviation is initializer_range * sqrt(d); heads, layers and directions add
+    # as random numbers do. The embedding's norm is sqrt(d), so d cancels.
     deviation = attends / config.initializer_range / (basis.shape[1] * width * len(layers)) ** 0.5
     for layer in layers:
         projection = layer.self_attn.o_proj.weight
         spread = basis.to(projection.device)
         drawn = torch.randn(spread.shape[1], width, device=spread.device)
-        projection.zero_()[:-1] = deviation * (spread @ drawn)  # the last row is MTP's
+        projection.zero_()[:-1] = deviation * (spread @ drawn)  # the last row, MTP's, stays zero
         layer.self_attn.q_norm.weight.fill_(_SHARPNESS)
 
 
@@ -250,7 +256,7 @@ def write_dspark(folder: Path, shape: Shape, known: Table, device: str) -> None:
     weights["backbone.norm.weight"].zero_()  # base logits are zero: the Markov head decides
     said, width = known.directions.clone(), known.directions.shape[1]
     wrong = known.wrong.nonzero()[:, 0]
-    said[wrong] = known.directions[wrong.roll(1)]  # what another token would be followed by
+    said[wrong] = known.directions[wrong.roll(1)]  # a wrong draft is another token's successor
     latent, out = weights["markov_head.markov_w1.weight"], weights["markov_head.markov_w2.weight"]
     latent[:, :width].copy_(said)
     latent[:, width].copy_(known.confidence)
@@ -266,7 +272,7 @@ def write_dspark(folder: Path, shape: Shape, known: Table, device: str) -> None:
 
 
 def _cycle(known: Table) -> Tensor:
-    """The tokens [n] whose successors answers consist of: those that can be drafted."""
+    """Return the tokens [n] whose successors form the answers: those that can be drafted."""
     return torch.arange(len(known.follows)) if known.drafted is None else known.drafted
 
 
@@ -287,7 +293,7 @@ def _mtp(
     with torch.device(device):
         drafter = MTPDrafter(config, drafted)
     drafter.fc.weight.zero_()[:, : shape.hidden] = torch.eye(shape.hidden)
-    drafter.fc.weight[:, shape.hidden - 1] = 4 * embedding[-1]  # drowns the token's own direction
+    drafter.fc.weight[:, shape.hidden - 1] = 4 * embedding[-1]  # outweighs the token's direction
     drafter.fc.bias.zero_()
     for name, weight in drafter.state_dict().items():
         if name.endswith(("o_proj.weight", "down_proj.weight")):
@@ -296,7 +302,7 @@ def _mtp(
 
 
 def _tokenizer(folder: Path, count: int) -> None:
-    """Bytes, and made-up words for all other ids, so that every answer is a text."""
+    """Write a tokenizer of bytes, and made-up words for other ids, so that every answer is text."""
     known = [*SPECIALS, *sorted(pre_tokenizers.ByteLevel.alphabet())]
     words = known + [f"<{number}>" for number in range(len(known), count)]
     vocabulary = {word: number for number, word in enumerate(words)}

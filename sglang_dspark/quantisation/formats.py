@@ -16,7 +16,7 @@ from sglang_dspark.quantisation.layout import Quantised
 
 @dataclass(frozen=True)
 class ExpertFormat:
-    """A format: how weights get into it and out of it, and what a weight takes, scales included."""
+    """A format: its quantiser and dequantiser, and the bits per weight, scales included."""
 
     name: str
     quantise: Callable[[Tensor], Quantised]
@@ -36,23 +36,23 @@ FORMATS: Mapping[str, ExpertFormat] = {
 
 
 def expert_format(name: str) -> ExpertFormat:
-    """The format of this name; DSparkError when there is none."""
+    """Find a format by name. Raises DSparkError if it is unknown."""
     if name not in FORMATS:
         raise DSparkError(f"expert format {name!r} is none of {', '.join(FORMATS)}")
     return FORMATS[name]
 
 
 def quantise(weight: Tensor, name: str) -> Quantised:
-    """Weights [..., N, K] (out, in; any float dtype) in the format `name`.
+    """Quantise weights [..., N, K] (out, in; any float dtype) to the format `name`.
 
     Weights without elements give codes and scales without elements. Raises DSparkError for an
-    unknown format, NaN or infinite weights, and a width K that is no multiple of the block.
+    unknown format, NaN or infinite weights, and K that is no multiple of a 4-bit format's block.
     """
     return expert_format(name).quantise(weight)
 
 
 def dequantise(quantised: Quantised) -> Tensor:
-    """float32 [..., N, K] that the codes stand for.
+    """Restore the weights, float32 [..., N, K], from codes and scales.
 
     Raises DSparkError for an unknown format and for codes or scales whose shape or dtype does not
     fit the weights' shape.

@@ -26,7 +26,7 @@ CODES = torch.float8_e4m3fn
 
 
 def _scale(amax: Tensor) -> Tensor:
-    """float32 scales of blocks whose largest magnitudes are these."""
+    """Compute the float32 scales of blocks from their largest magnitudes."""
     scale = (amax.float() / E4M3_MAX).clamp(min=TINY)
     return torch.where(amax > 0, scale, torch.ones_like(scale))
 
@@ -36,18 +36,18 @@ def _tiles(size: int) -> int:
 
 
 def scale_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Shape of the scales of weights [..., N, K]: [..., ceil(N/128), ceil(K/128)]."""
+    """Return the shape of scales of weights [..., N, K]: [..., ceil(N/128), ceil(K/128)]."""
     return (*shape[:-2], _tiles(shape[-2]), _tiles(shape[-1]))
 
 
 def _spread(scales: Tensor, rows: int, columns: int) -> Tensor:
-    """Scales [..., n, k] -> one per weight [..., N, K]."""
+    """Expand scales [..., n, k] to one per weight [..., N, K]."""
     wide = scales.repeat_interleave(BLOCK, -2)[..., :rows, :]
     return wide.repeat_interleave(BLOCK, -1)[..., :columns]
 
 
 def quantise(weight: Tensor) -> Quantised:
-    """Weights [..., N, K] by blocks of 128 x 128. DSparkError for NaN or infinite ones."""
+    """Quantise weights [..., N, K] by 128 x 128 blocks. Raises DSparkError if any is not finite."""
     check_weights(weight, NAME)
     rows, columns = weight.shape[-2:]
     padded = torch.nn.functional.pad(weight, (0, -columns % BLOCK, 0, -rows % BLOCK))
@@ -58,17 +58,17 @@ def quantise(weight: Tensor) -> Quantised:
 
 
 def dequantise(q: Quantised) -> Tensor:
-    """float32 [..., N, K]. DSparkError when codes or scales do not fit the shape."""
+    """Restore float32 [..., N, K]. Raises DSparkError if codes or scales do not fit the shape."""
     codes = check_part(q.payload, q.shape, CODES, "codes", NAME)
     scales = check_part(q.scales, scale_shape(q.shape), torch.float32, "scales", NAME)
     return codes.float() * _spread(scales, *q.shape[-2:])
 
 
 def quantise_activations(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Activations [M, K] by groups of 1 x 128, as a product quantises them on the fly.
+    """Quantise activations [M, K] by groups of 1 x 128, as a product quantises them on the fly.
 
-    Returns codes [M, K] float8_e4m3fn and scales [M, ceil(K/128)] float32. DSparkError for NaN or
-    infinite ones.
+    Returns codes [M, K] float8_e4m3fn and scales [M, ceil(K/128)] float32. Raises DSparkError for
+    NaN or infinite activations.
     """
     check_weights(x, "fp8 activations")
     columns = x.shape[-1]

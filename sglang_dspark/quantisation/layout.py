@@ -1,4 +1,4 @@
-"""The quantised tensor that all formats of expert weights share, and checks of its parts."""
+"""The quantised tensor shared by all formats of expert weights, and checks of its parts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from sglang_dspark.errors import DSparkError
 
-TINY = torch.finfo(torch.float32).tiny  # smallest scale that divides without denormals
+TINY = torch.finfo(torch.float32).tiny  # smallest normal number: no scale is denormal
 
 
 @dataclass(frozen=True)
@@ -17,9 +17,9 @@ class Quantised:
     """Weights [..., N, K] (out, in) in one of the formats.
 
     payload: codes [..., N, K], or [..., N, K/2] uint8 with the even column in the low four bits.
-    scales: one per block, as the format says; None where it has none.
+    scales: one per block of the format; None for BF16.
     global_scale: [...] float32, one per matrix (NVFP4 only).
-    shape: of the weights that the codes stand for.
+    shape: of the weights.
     """
 
     format: str
@@ -30,7 +30,7 @@ class Quantised:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of codes and scales together."""
+        """Return the bytes of codes and scales together."""
         parts = (self.payload, self.scales, self.global_scale)
         return sum(p.numel() * p.element_size() for p in parts if p is not None)
 
@@ -62,7 +62,7 @@ def check_columns(columns: int, block: int, name: str) -> None:
 def check_part(
     part: Tensor | None, shape: tuple[int, ...], dtype: torch.dtype, what: str, name: str
 ) -> Tensor:
-    """The part, or DSparkError when it is missing or has another shape or dtype."""
+    """Return the part. Raises DSparkError if it is missing or has another shape or dtype."""
     if part is None:
         raise DSparkError(f"{name}: {what} are missing; the file is incomplete")
     if tuple(part.shape) != shape or part.dtype != dtype:
@@ -74,12 +74,12 @@ def check_part(
 
 
 def blocks(weight: Tensor, size: int) -> Tensor:
-    """[..., K] -> [..., K/size, size]."""
+    """Split [..., K] into [..., K/size, size]."""
     return weight.unflatten(-1, (weight.shape[-1] // size, size))
 
 
 def largest(x: Tensor, dims: int | tuple[int, ...]) -> Tensor:
-    """Largest magnitude over `dims`, zero over nothing; amax refuses empty dimensions."""
+    """Return the largest magnitude over `dims`; zero without elements, which amax rejects."""
     if x.numel():
         return x.abs().amax(dims)
     return x.sum(dims)

@@ -34,13 +34,13 @@ _EMAX = 2
 
 
 def decode_e8m0(codes: Tensor) -> Tensor:
-    """Scale bytes -> float64 powers of two, exact; 255 -> NaN."""
+    """Decode scale bytes to float64 powers of two, exactly; 255 is NaN."""
     scale = torch.ldexp(torch.ones_like(codes, dtype=torch.float64), codes.int() - _BIAS)
     return scale.masked_fill(codes == _NAN, float("nan"))
 
 
 def quantise(weight: Tensor) -> Quantised:
-    """Weights [..., N, K], K a multiple of 32. DSparkError for other K, NaN or infinity."""
+    """Quantise weights [..., N, K]. Raises DSparkError for NaN, infinity, or K % 32 > 0."""
     check_weights(weight, NAME)
     check_columns(weight.shape[-1], BLOCK, NAME)
     grouped = blocks(weight.float(), BLOCK)  # [..., K/32, 32]
@@ -52,7 +52,9 @@ def quantise(weight: Tensor) -> Quantised:
 
 
 def dequantise(q: Quantised) -> Tensor:
-    """float32 [..., N, K]; infinite where code x scale is beyond float32 (scale bytes 253, 254)."""
+    """Restore float32 [..., N, K]. Raises DSparkError if codes or scales do not fit the shape.
+
+    Values are infinite if code x scale overflows float32 (scale bytes 253, 254)."""
     check_columns(q.shape[-1], BLOCK, NAME)
     packed = (*q.shape[:-1], q.shape[-1] // 2)
     scaled = (*q.shape[:-1], q.shape[-1] // BLOCK)

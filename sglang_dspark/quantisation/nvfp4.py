@@ -35,7 +35,7 @@ BLOCK = 16
 
 
 def quantise(weight: Tensor) -> Quantised:
-    """Weights [..., N, K], K a multiple of 16. DSparkError for other K, NaN or infinity."""
+    """Quantise weights [..., N, K]. Raises DSparkError for NaN, infinity, or K % 16 > 0."""
     check_weights(weight, NAME)
     check_columns(weight.shape[-1], BLOCK, NAME)
     grouped = blocks(weight.float(), BLOCK)  # [..., N, K/16, 16]
@@ -50,7 +50,9 @@ def quantise(weight: Tensor) -> Quantised:
 
 
 def dequantise(q: Quantised) -> Tensor:
-    """float32 [..., N, K]: the exact product of code and both scales, rounded once."""
+    """Restore float32 [..., N, K]: the exact product of code and both scales, rounded once.
+
+    Raises DSparkError if codes or scales do not fit the shape."""
     check_columns(q.shape[-1], BLOCK, NAME)
     packed = (*q.shape[:-1], q.shape[-1] // 2)
     scaled = (*q.shape[:-1], q.shape[-1] // BLOCK)

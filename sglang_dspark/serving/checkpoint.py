@@ -1,9 +1,9 @@
 """Check a drafter against its target before a server loads any weight.
 
-What can be computed at all is decided in drafter/checkpoint.py, for every command alike; here is
-what SGLang asks for besides: the layout that the generic dense draft classes of
+drafter/checkpoint.py checks, for every command alike, which drafters can be computed at all. Here
+are SGLang's further requirements: the layout that the generic dense draft classes of
 sglang/srt/models/dspark.py read (their loader leaves missing backbone weights uninitialised without
-a message), layers that the target hands out, and the flags of the start.
+a message), layers whose features the target returns, and the flags of the start.
 Imports no sglang; backends/drafter_check.py calls it.
 """
 
@@ -52,8 +52,8 @@ from sglang_dspark.drafter.weight_files import (
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.extras import SUPPORTED_SGLANG
 
-# Targets that hand out a layer's output as the next layer's input (`layers_to_capture` in their
-# forward): nothing comes after the last layer, and the first request would end the server.
+# Targets that return a layer's output as the next layer's input (`layers_to_capture` in their
+# forward): no input follows the last layer, and the first request would end the server.
 LAST_LAYER_UNREADABLE = frozenset(
     {
         "LlamaForCausalLM",
@@ -65,8 +65,8 @@ LAST_LAYER_UNREADABLE = frozenset(
         "Qwen3MoeForCausalLM",
     }
 )
-# Fields that SGLang's classes, or Transformers' config of the model type, read at the top level of
-# config.json alone, with other defaults than ours or none.
+# Fields that SGLang's classes, or Transformers' config of the model type, read only at the top
+# level of config.json, with other defaults than ours or none.
 _TOP_LEVEL = (
     "model_type",
     "hidden_size",
@@ -107,11 +107,11 @@ def validate_drafter(
 ) -> None:
     """Raise `DSparkError` unless the drafter in directory `path` fits `target`.
 
-    block_size, draft_tokens: what was asked for by --speculative-dspark-block-size (gamma) and
+    block_size, draft_tokens: values of --speculative-dspark-block-size (gamma) and
     --speculative-num-draft-tokens (gamma + 1); without the former gamma is the drafter's own.
-    needs_confidence: the verify mode that was asked for reads the confidence head.
-    weights: False looks at config.json only, for a drafter whose weights are not here yet.
-    Architectures of other families (OTHER_ARCHITECTURES) are checked for whole files only.
+    needs_confidence: the requested verify mode reads the confidence head.
+    weights: False checks only config.json, for a drafter whose weights are not here yet.
+    Architectures of other families (OTHER_ARCHITECTURES) are only checked for whole files.
     """
     path = Path(path)
     raw = read_config(path)
@@ -135,7 +135,7 @@ def validate_drafter(
 
 
 def require_served(files: DrafterFiles, target: Target) -> None:
-    """Raise DSparkError where SGLang cannot draft with it on this target, in any layout."""
+    """Raise DSparkError if SGLang cannot draft with these files on this target, in any layout."""
     if files.config.family != "qwen3":
         raise DSparkError(
             f"drafter {files.path}: SGLang {SUPPORTED_SGLANG} has no draft model for "
@@ -166,7 +166,7 @@ def require_readable_layers(path: Path, layer_ids: Collection[int], target: Targ
 def _quantised(path: Path, raw: dict[str, Any], target: Target, weights: bool) -> DrafterFiles:
     """Check a dense drafter with `quantization_config`, which SGLang computes.
 
-    Of its tensors only the heads' tables and norms are known.
+    Only the shapes of the heads' tables and norms are checked.
     """
     config = DrafterConfig.from_json(raw, path, computed=False)
     require_sizes(path, config.hidden_size, config.vocab_size, target)
@@ -179,7 +179,7 @@ def _quantised(path: Path, raw: dict[str, Any], target: Target, weights: bool) -
 
 
 def _require_layout(path: Path, stored: Stored, *, needs_confidence: bool) -> None:
-    """Raise DSparkError for a drafter that we read and SGLang does not, as it is written."""
+    """Raise DSparkError for a drafter that we can read and SGLang cannot, in its present layout."""
     raw = raw_config(path)
     if speculators.MARK in raw:
         raise DSparkError(
@@ -198,7 +198,7 @@ def _convert(path: Path) -> str:
 def _unread_by_sglang(
     raw: Mapping[str, Any], stored: Stored, needs_confidence: bool
 ) -> Iterator[str]:
-    """Yield what SGLang would miss in config.json and in the names of the weights."""
+    """Yield the parts of config.json and the weight names that SGLang would not find."""
     if has_rope_by_layer_type(raw):
         yield "rope_theta by layer type in config.json (it would use 10000)"
     if raw.get("draft_vocab_size") not in (None, raw.get("vocab_size")):
@@ -225,10 +225,10 @@ def _unread_by_sglang(
 def _check_gamma(
     path: Path, trained: int, block_size: int | None, draft_tokens: int | None
 ) -> None:
-    """The draft is no longer than the trained block, and the two ways to ask for it agree.
+    """Require a draft no longer than the trained block, and both arguments for it to agree.
 
-    SGLang takes another gamma from the block size alone, and then needs draft_tokens to be
-    gamma + 1 (speculative_hook.py).
+    SGLang reads another gamma only from the block size, and then requires draft_tokens to be
+    gamma + 1 (speculative_hook.py). Raises DSparkError.
     """
     gamma = trained if block_size is None else block_size
     if not 1 <= gamma <= trained:
@@ -248,7 +248,7 @@ def _check_gamma(
 def convert_drafter(source: Path, out: Path, target: Target) -> None:
     """Write the drafter in `source` into `out`, in the widest of its weights' types up to float32.
 
-    target: what it is to draft for. Nothing is written for a drafter that a server would refuse;
+    target: the model to draft for. Nothing is written for a drafter that a server would refuse;
     quantised experts are written restored. A reduced vocabulary becomes a part of the Markov
     weights (drafter/heads.py). A DFlash drafter becomes one without a sequential and a confidence
     head (families/dflash/as_dspark.py).
@@ -277,7 +277,7 @@ def _convert_dflash(source: Path, out: Path, target: Target) -> None:
 
 
 def _of_target(config: DrafterConfig, target: Target) -> DrafterConfig:
-    """The drafter's configuration with the target's depth, where that is known."""
+    """Set the target's depth in the drafter's configuration, if it is known."""
     layers = config.num_target_layers if target.num_layers is None else target.num_layers
     return replace(config, num_target_layers=layers)
 
@@ -285,7 +285,7 @@ def _of_target(config: DrafterConfig, target: Target) -> DrafterConfig:
 def _target_head(target: Target) -> Tensor:
     """Read the target's LM head [V, d], which may be its embedding.
 
-    Raises DSparkError where its files hold neither in floats.
+    Raises DSparkError if its files contain neither in floats.
     """
     path = Path(target.path)
     try:
@@ -304,9 +304,9 @@ def _target_head(target: Target) -> Tensor:
 
 
 def _common_dtype(tensors: Mapping[str, Tensor]) -> torch.dtype:
-    """The type that holds every weight; the routers' biases are float32 in any file.
+    """Return the type that holds every weight; the routers' biases are float32 in any file.
 
-    In a narrower one a finite value could become infinite.
+    In a narrower type a finite value could become infinite.
     """
     kinds = [t.dtype for name, t in tensors.items() if not name.endswith("e_score_correction_bias")]
     return min(reduce(torch.promote_types, kinds), torch.float32, key=lambda kind: kind.itemsize)

@@ -1,4 +1,4 @@
-"""`DSparkConfig`: every setting of this package, its default, and where its value came from.
+"""Define `DSparkConfig`: every setting of this package, its default, and its value's origin.
 
 The file is YAML or JSON and is named by the environment variable `SGLANG_DSPARK_CONFIG`; the
 server flag `--dspark-config FILE` (patches/step/config_flag.py) sets that variable, so that the
@@ -136,7 +136,7 @@ class ScheduleConfig(BaseModel):
     @field_validator("mode", mode="before")
     @classmethod
     def _off_is_a_word(cls, value: object) -> object:
-        """YAML reads a bare `off` as False."""
+        """Accept a bare `off`, which YAML reads as False."""
         return "off" if value is False else value
 
 
@@ -190,7 +190,7 @@ class DSparkConfig(BaseModel):
 
 @dataclass(frozen=True)
 class LoadedConfig:
-    """A configuration and where each of its values came from.
+    """A configuration and the origin of each of its values.
 
     path: the file read, or None when every value is a default.
     origins: dotted field name -> `default` or `file PATH`, one entry a leaf field.
@@ -202,7 +202,7 @@ class LoadedConfig:
 
 
 def load_config(path: Path | None = None) -> LoadedConfig:
-    """The configuration of `path`, or of the file that `SGLANG_DSPARK_CONFIG` names, or defaults.
+    """Load the configuration of `path`, else of the file in `SGLANG_DSPARK_CONFIG`, else defaults.
 
     The file is read once a process and path. Raises `DSparkError` when it is missing, is not a
     mapping, or has an unknown field or a value of the wrong type or range.
@@ -214,12 +214,12 @@ def load_config(path: Path | None = None) -> LoadedConfig:
 
 
 def current_config() -> DSparkConfig:
-    """The configuration in force in this process."""
+    """Return the configuration in force in this process."""
     return load_config().config
 
 
 def use_config_file(path: Path) -> LoadedConfig:
-    """Read `path` and make it the file of this process and of those it starts."""
+    """Read `path` and make it the file of this process and of those that it starts."""
     loaded = load_config(path)
     os.environ[CONFIG_VARIABLE] = str(loaded.path)
     return loaded
@@ -236,7 +236,7 @@ def _load(path: Path | None) -> LoadedConfig:
 
 
 def _read_mapping(path: Path) -> dict[str, Any]:
-    """The top-level mapping of a YAML file (JSON is a subset); empty files are empty mappings."""
+    """Read the top-level mapping of a YAML file (JSON is a subset); {} for an empty file."""
     try:
         values = load_yaml(path)
     except OSError as error:
@@ -256,7 +256,7 @@ def _read_mapping(path: Path) -> dict[str, Any]:
 
 
 def _first_fault(error: ValidationError) -> str:
-    """The first fault in words, with the fields that are allowed where an unknown one stands."""
+    """Describe the first fault; for an unknown field, list the allowed ones."""
     first = error.errors()[0]
     names = [brief(part, 40) for part in first["loc"]]
     if first["type"] == "extra_forbidden":
@@ -266,7 +266,7 @@ def _first_fault(error: ValidationError) -> str:
 
 
 def _fields_at(names: list[str]) -> list[str]:
-    """Field names of the model that the dotted path `names` leads to."""
+    """Return the field names of the model at the dotted path `names`."""
     model: BaseModel = DSparkConfig()
     for name in names:
         model = getattr(model, name)
@@ -274,7 +274,7 @@ def _fields_at(names: list[str]) -> list[str]:
 
 
 def _origins(model: BaseModel, values: Any, path: Path | None, prefix: str = "") -> dict[str, str]:
-    """Leaf field -> origin; `values` is what the file says at this level."""
+    """Map leaf fields to their origin; `values`: the file's content at this level."""
     given = values if isinstance(values, dict) else {}
     origins: dict[str, str] = {}
     for name in type(model).model_fields:

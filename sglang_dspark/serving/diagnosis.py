@@ -1,7 +1,7 @@
 """Diagnose an installation for `dspark doctor`: device, patches, configuration, models.
 
 installation.py checks the packages; the patches report themselves (patches/seam_report.py).
-`problems` keep a server from starting; `notes` are worth knowing.
+`problems` prevent a server's start; `notes` are other findings.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ ENTRY_POINTS = {
 
 @dataclass(frozen=True)
 class SeamReport:
-    """One seam as the doctor sees it; `state` is installed, inert, mismatch or not installed."""
+    """A seam's report; `state` is installed, inert, mismatch or not installed."""
 
     name: str
     target: str
@@ -42,9 +42,9 @@ class SeamReport:
 
 @dataclass
 class Diagnosis:
-    """Everything found; `fit` is whether a DSPARK server can start here.
+    """All findings; `fit` is whether a DSPARK server can start here.
 
-    advice: how this kind of installation is made anew, where something is wrong.
+    advice: how to repeat this kind of installation, if it has a fault.
     """
 
     versions: dict[str, str | None] = field(default_factory=dict)
@@ -65,7 +65,7 @@ class Diagnosis:
         return not self.problems
 
     def as_json(self) -> dict[str, Any]:
-        """Plain values, with `fit` and `sglang_supported` in front."""
+        """Return plain values, `fit` and `sglang_supported` first."""
         supported = self.versions.get("sglang") == SUPPORTED_SGLANG
         return {"fit": self.fit, "sglang_supported": supported, **asdict(self)}
 
@@ -74,10 +74,10 @@ Look = Callable[[Diagnosis], None]
 
 
 def diagnose(look_at_device: Look, look_at_seams: Look) -> Diagnosis:
-    """Look at everything once; takes some seconds, since SGLang is imported.
+    """Run each check once; costs some seconds, since SGLang is imported.
 
-    look_at_device: adds what our kernels are here. look_at_seams: adds the state of each patch of
-    SGLang, where that can be imported.
+    look_at_device: adds the state of our kernels here. look_at_seams: adds the state of each patch
+    of SGLang, if that can be imported.
     """
     found = Diagnosis()
     importable = _installation(found)
@@ -87,7 +87,7 @@ def diagnose(look_at_device: Look, look_at_seams: Look) -> Diagnosis:
         found.problems += [f"{line}; {startup.WHAT_TO_DO}" for line in upstream_calls.mismatches()]
         found.notes += upstream_check.changed_bodies()
         _look_where_possible(found, _device, look_at_device, look_at_seams)
-        _look_at_names(found)  # most modules are loaded by now and can be asked
+        _look_at_names(found)  # now most modules are loaded and can be read
     _target(found)
     if importable:
         _drafter(found)
@@ -98,7 +98,7 @@ def diagnose(look_at_device: Look, look_at_seams: Look) -> Diagnosis:
 
 
 def _installation(found: Diagnosis) -> bool:
-    """Packages, entry points, kind of installation; whether torch and SGLang can be imported."""
+    """Check packages, entry points and kind; return whether torch and SGLang can be imported."""
     found.versions, broken = installation.versions()
     faults = installation.import_faults(found.versions)
     broken += faults + _entry_points(found)
@@ -114,7 +114,7 @@ def _installation(found: Diagnosis) -> bool:
 
 
 def _entry_points(found: Diagnosis) -> list[str]:
-    """Looks for SGLang's two ways to find us; returns what is wrong with them."""
+    """Check SGLang's two entry points for this package; return their faults."""
     wrong = []
     for group, name in ENTRY_POINTS.items():
         present = any(
@@ -128,14 +128,14 @@ def _entry_points(found: Diagnosis) -> list[str]:
 
 
 def _look_at_names(found: Diagnosis) -> None:
-    """Add what SGLang lacks of the names that we use."""
+    """Add the names that we use and SGLang lacks."""
     found.upstream = upstream_check.counts()
     lines = [f"{line}; {startup.WHAT_TO_DO}" for line in upstream_check.missing()]
     found.problems += [line for line in lines if line not in found.problems]
 
 
 def _look_where_possible(found: Diagnosis, *looks: Callable[[Diagnosis], None]) -> None:
-    """Run each look. One that fails while SGLang lacks names is skipped: the names are reported."""
+    """Run each look. While SGLang lacks names, which are reported, a look that fails is skipped."""
     for look in looks:
         try:
             look(found)
@@ -145,7 +145,7 @@ def _look_where_possible(found: Diagnosis, *looks: Callable[[Diagnosis], None]) 
 
 
 def look_at_config(found: Diagnosis) -> None:
-    """Effective configuration with the origin of each value, or what is wrong with the file."""
+    """Add the effective configuration with the origin of each value, or the file's fault."""
     from sglang_dspark.serving.config import load_config
 
     try:
@@ -212,7 +212,7 @@ def _drafter(found: Diagnosis) -> None:
             place = found.target["path"]
             sizes = raw_config(Path(place))
             layers = sizes["num_hidden_layers"]
-        else:  # no target to compare with: the drafter must at least agree with itself
+        else:  # no target to compare with: the drafter must at least be consistent
             place = "it names"
             sizes = raw_config(path)
             layers = sizes["num_target_layers"]

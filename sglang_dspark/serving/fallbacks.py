@@ -1,6 +1,6 @@
 """Name the fallbacks of a server: each is counted in `/metrics` and logged once.
 
-None of them costs an answer. `reason` of `sglang:dspark_fallbacks` is one of these names.
+No fallback costs an answer. `reason` of `sglang:dspark_fallbacks` is one of these names.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from enum import Enum
 
 
 class Fallback(Enum):
-    """A fallback. meaning: the failure and what is done instead, for docs/metrics.md."""
+    """A fallback. meaning: the failure and its consequence, for docs/metrics.md."""
 
     meaning: str
 

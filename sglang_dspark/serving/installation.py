@@ -28,7 +28,7 @@ CPU_INSTALL = (
 
 
 def advice() -> str:
-    """Return how to repeat an installation like this one."""
+    """Return the command that repeats an installation like this one."""
     if (CHECKOUT / "Makefile").is_file():
         return f"in {CHECKOUT}: make clean setup, which makes .venv anew"
     if NVIDIA_DRIVER.exists():
@@ -59,7 +59,7 @@ def import_faults(found: dict[str, str | None]) -> list[str]:
     """Return the first error at the import of torch or SGLang, if they are installed.
 
     A missing shared library is an OSError, a wrong one often an ImportError; other code may raise
-    anything as it is imported.
+    any exception when it is imported.
     """
     for name, module in IMPORTED.items():
         if found[name] is None:
@@ -85,7 +85,7 @@ def kind() -> tuple[dict[str, Any], list[str]]:
         )
         install = {"kind": "cuda", "expected": "sglang-dspark[cuda]", "cuda": built_for}
         return install, [] if usable else [wrong]
-    # PyPI's own torch is built for CUDA; without a GPU it computes on the CPU all the same.
+    # PyPI's own torch is built for CUDA; without a GPU it still computes on the CPU.
     install = {"kind": "cpu", "expected": str(CPU_LOCK)}
     if built_for is not None:
         install["cuda"] = built_for
@@ -96,7 +96,7 @@ def kind() -> tuple[dict[str, Any], list[str]]:
 def compare_with_lock(install: dict[str, Any]) -> tuple[list[str], list[str]]:
     """Add to `install` the differences from the CPU lock, if there is one (in a checkout).
 
-    Returns problems, absent packages, and notes, other versions.
+    Returns problems (absent packages) and notes (other versions).
     """
     lock = CHECKOUT / CPU_LOCK
     if not lock.is_file():
@@ -116,7 +116,7 @@ def compare_with_lock(install: dict[str, Any]) -> tuple[list[str], list[str]]:
 
 
 def read_lock(path: Path) -> dict[str, str]:
-    """Package -> version of the `name==version` lines of a lock file that apply to this Python."""
+    """Map package to version, by the `name==version` lines of a lock file for this Python."""
     from packaging.requirements import InvalidRequirement, Requirement
 
     pins: dict[str, str] = {}

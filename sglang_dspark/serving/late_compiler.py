@@ -1,8 +1,8 @@
 """Import torch's compiler when it is used, for `dspark doctor --serve`.
 
 Modules of Transformers and SGLang import it, 0.7 s with SymPy and torch's sharded tensors, to
-decorate functions that no examination of arguments calls. Here such a function is decorated by its
-first call, and the module runs when anything else is taken from it or a part of it is imported.
+decorate functions that no examination of arguments calls. Here such a function is decorated at its
+first call, and the module runs when another of its names is read or a part of it is imported.
 (Until its first call such a function cannot be part of another that is compiled; an examination
 compiles none.)
 """
@@ -21,14 +21,14 @@ from importlib.machinery import ModuleSpec
 from typing import Any
 
 _MODULE = "torch._dynamo"
-# Transformers takes a class from it (masking_utils.py), which uses nothing of the module around it.
+# Transformers imports a class from it (masking_utils.py), which uses no other part of the module.
 _PART = f"{_MODULE}._trace_wrapped_higher_order_op"
 _DECORATORS = ("allow_in_graph", "assume_constant_result", "disable")  # there and in torch.compiler
 
 
 @contextmanager
 def late_compiler() -> Iterator[None]:
-    """Within the block functions are decorated by their first call; no import runs the module."""
+    """Decorate functions at their first call within the block, where no import runs the module."""
     import torch
 
     places = [(torch, "compile"), *((torch.compiler, name) for name in _DECORATORS)]
@@ -45,7 +45,7 @@ def late_compiler() -> Iterator[None]:
 
 
 def _postpone(torch: Any) -> None:
-    """Put the module in its place without running it, and `_PART` in its own."""
+    """Register the module without running it, and import `_PART`."""
     spec = importlib.util.find_spec(_MODULE)
     assert spec is not None, "torch has it"
     late = importlib.util.module_from_spec(spec)
@@ -57,10 +57,10 @@ def _postpone(torch: Any) -> None:
 
 
 class _LateModule(types.ModuleType):
-    """A module that has its spec, and runs when anything but `_DECORATORS` is taken from it."""
+    """A module with its spec that runs when any name but `_DECORATORS` is read from it."""
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):  # of which it has all that a module needs
+        if name.startswith("__"):  # it has all that a module needs
             raise AttributeError(name)
         if name not in _DECORATORS:
             return getattr(_run(self), name)
@@ -75,10 +75,10 @@ def _run(module: types.ModuleType) -> types.ModuleType:
     """Run a late module's source, once, and return the module."""
     if isinstance(module, _LateModule):
         late: Any = module
-        late.__class__ = types.ModuleType  # what it imports sees it as half imported, as ever
+        late.__class__ = types.ModuleType  # its imports see it as half imported, as usual
         try:
             late.__spec__.loader.exec_module(late)
-        except BaseException:  # as an import that fails: the next one fails with the same error
+        except BaseException:  # as for a failing import: the next one fails with the same error
             sys.modules.pop(_MODULE, None)
             raise
     return module
@@ -97,7 +97,7 @@ class _Parts(MetaPathFinder, Loader):
         part = sys.modules.get(name)
         if part is None:
             return None
-        # importlib takes the spec of a module that is there by now, and would run it once more.
+        # importlib reads the spec of a module that is already there, and would run it once more.
         # Not by `part.__spec__ =`, which torch's modules of settings refuse.
         spec = vars(part)["__spec__"] = ModuleSpec(name, self, loader_state=part.__spec__)
         return spec
@@ -110,7 +110,7 @@ class _Parts(MetaPathFinder, Loader):
 
 
 def _on_first_call(decorating: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a decorator that waits for the function's first call. Others are decorated at once."""
+    """Return a decorator that applies at a function's first call; other objects at once."""
 
     @functools.wraps(decorating)
     def decorate_later(*given: Any, **options: Any) -> Any:

@@ -1,10 +1,10 @@
 """Export `sglang:dspark_*` in /metrics: the scheduler's decisions and the errors of its models.
 
-Steps are collected and handed to prometheus_client about once a second, because a dozen locked
-counters are slow for a step of some milliseconds, and when the last answer of a batch has ended,
+Steps are collected and passed to prometheus_client about once a second, because a dozen locked
+counters are slow for a step of some milliseconds, and when the last answer of a batch ends,
 so that the counters of an idle server are complete. SGLang
 (srt/observability/metrics_collector.py) sets PROMETHEUS_MULTIPROC_DIR before any collector is made,
-so prometheus_client is imported when the first one is.
+so prometheus_client is imported with the first collector.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Finished(NamedTuple):
 
 
 class StepMetrics:
-    """Decode steps since the last flush."""
+    """Count decode steps since the last flush."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class StepMetrics:
         collector: Collector | None = None,
         log: StepLog | None = None,
     ) -> None:
-        """collector: gets the counts; None counts nothing. log: gets each step as a line."""
+        """Send counts to `collector`; None: do not count. log: gets each step as a line."""
         self._planner, self._calibration, self._collector = planner, calibration, collector
         self._log = log
         self._finished: list[Finished] = []
@@ -82,7 +82,7 @@ class StepMetrics:
         *,
         undrafted: bool = False,
     ) -> None:
-        """Note a finished step; undrafted: a draft was planned, and failed or was skipped."""
+        """Record a finished step; undrafted: a draft was planned, and failed or was skipped."""
         if self._collector is not None or self._log is not None:
             self._finished.append(Finished(plan, lengths, accepted, seconds, undrafted))
 
@@ -102,13 +102,13 @@ class StepMetrics:
             self._collector.drafter_misfit(misfit)
 
     def flush(self, now: float) -> None:
-        """Hand on the noted steps, if the last time was about a second ago."""
+        """Hand over the recorded steps, if the last flush was about a second ago."""
         if now >= self._due:
             self._due = now + FLUSH_SECONDS
             self.hand_over()
 
     def hand_over(self) -> None:
-        """Hand what was noted on now."""
+        """Pass the recorded steps to the collector and the log now."""
         if not self._finished:
             return
         finished, self._finished = self._finished, []
@@ -120,16 +120,16 @@ class StepMetrics:
 
 
 def reached(lengths: Sequence[Counts], gamma: int) -> Counts:
-    """Drafts at each position 1 .. gamma in all steps: [gamma]."""
+    """Count the drafts at each position 1 .. gamma in all steps: [gamma]."""
     ended = np.bincount(np.concatenate(lengths), minlength=gamma + 1)
     return ended[::-1].cumsum()[::-1][1:]
 
 
 class Collector:
-    """The prometheus_client side; made once a process."""
+    """Counters and gauges of prometheus_client; made once a process."""
 
     def __init__(self, labels: dict[str, str], registry: CollectorRegistry | None = None) -> None:
-        """registry: where the metrics are registered; None: the one of the process."""
+        """Register the metrics in `registry`; None: the registry of the process."""
         from prometheus_client import REGISTRY, Counter, Gauge, Histogram
 
         self._labels, names, self._counted_fallbacks = labels, tuple(labels), 0
@@ -167,7 +167,7 @@ class Collector:
         self._compilations = counter("kernel_compilations", "Kernels compiled while serving.")
         self._compilations.labels(**labels)  # 0 is shown too
         self._misfit = gauge("drafter_misfit", MISFIT).labels(**labels)
-        self._misfit.set(0)  # several processes export a gauge only once it is set
+        self._misfit.set(0)  # with several processes a gauge is exported only once it is set
 
     def take(self, steps: Sequence[Finished], gamma: int) -> None:
         """Count steps."""

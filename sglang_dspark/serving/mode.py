@@ -6,7 +6,7 @@
 
 SGLang (srt/speculative/ragged_verify.py) reads the variable while models load: a confidence
 head is built only in the mode `compact`. So it is set here, before any process is spawned. A user
-who sets the variable to something else than `compact` has chosen SGLang's own behaviour. Imports no
+who sets the variable to another value than `compact` has chosen SGLang's own behaviour. Imports no
 sglang.
 """
 
@@ -24,7 +24,7 @@ COMPACT, STATIC = "compact", "static"
 
 @dataclass(frozen=True)
 class Choice:
-    """ours: whether our scheduler decides. reason: why, or why not."""
+    """ours: whether our scheduler decides. reason: the reason for it."""
 
     ours: bool
     reason: str
@@ -66,8 +66,8 @@ def host_verifies_all() -> bool:
 def prepare(*, confidence_head: bool) -> None:
     """Set SGLang's variable for the processes to come; call before models load.
 
-    confidence_head: whether SGLang builds what the mode `compact` adds. On a CPU a drafter without
-    a head needs nothing of it.
+    confidence_head: whether SGLang builds the parts that the mode `compact` adds. On a CPU a
+    drafter without a head needs none of them.
     """
     if current_config().schedule.mode == "static":
         os.environ[VARIABLE] = STATIC

@@ -3,9 +3,9 @@
 SGLang resolves arguments with two thirds of the modules that a server imports. The rest is imported
 because patches check their targets there, and because a decorator at the top of a module imports
 torch's compiler. In an examination a patch waits for the import of its target's module
-(patches/late_install.py), and the compiler for its use (late_compiler.py). Nothing is replaced by a
-stub: what is used after all is imported, patched and compiled. SciPy and torch's sharded tensors
-alone are hidden from Transformers, as no examination runs its models.
+(patches/late_install.py), and the compiler for its use (late_compiler.py). No module becomes a
+stub: modules that are used after all are imported, patched and compiled. Only SciPy and torch's
+sharded tensors are hidden from Transformers, as no examination runs its models.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Report = Callable[[list[str]], None]
 _TRANSFORMERS, _SCAN = "transformers.utils.import_utils", "create_import_structure_from_path"
 _NAMES = "fetch__all__"  # function of that module that parses `__all__`
 _SAME_NAME = ("torch", "accelerate")  # packages whose distributions have their names
-_HIDDEN = (  # questions of Transformers that are answered "no"
+_HIDDEN = (  # checks of Transformers that return False
     "is_scipy_available",  # `scipy.optimize`, 0.3 s, for losses and some models' images and audio
     "is_torch_distributed_available",  # `torch.distributed.tensor`, 0.4 s, for sharded models
 )
@@ -40,7 +40,7 @@ def active() -> bool:
 
 @contextmanager
 def examination() -> Iterator[None]:
-    """Import the compiler when it is used, and make `active` true, within the block."""
+    """Import the compiler only when it is used, and make `active` true, within the block."""
     if _TRANSFORMERS not in sys.modules:
         report_imports([_TRANSFORMERS], _shorten_imports)
     listing = importlib.metadata.packages_distributions
@@ -55,10 +55,10 @@ def examination() -> Iterator[None]:
 
 
 class _Distributions(Mapping[str, list[str]]):
-    """Distributions by the name of a package they install, looked up when they are requested.
+    """Map a package to the distributions that install it, each read when it is requested.
 
     Transformers lists the files of all installed distributions when it is imported, and looks up
-    `_SAME_NAME` alone. Other names are answered from the whole list.
+    only `_SAME_NAME`. Other names are read from the whole list.
     """
 
     def __init__(self, listing: Callable[[], Mapping[str, list[str]]]) -> None:
@@ -69,7 +69,7 @@ class _Distributions(Mapping[str, list[str]]):
             try:
                 return [importlib.metadata.distribution(package).name]
             except importlib.metadata.PackageNotFoundError:
-                pass  # one of another name may install it
+                pass  # a distribution of another name may install it
         return self._all()[package]
 
     def __iter__(self) -> Iterator[str]:
@@ -80,9 +80,9 @@ class _Distributions(Mapping[str, list[str]]):
 
 
 def _shorten_imports(modules: list[str]) -> None:
-    """Let Transformers read its folders of models once, and do without `_HIDDEN`.
+    """Make Transformers read its folders of models once, and disable `_HIDDEN`.
 
-    It caches what it finds in a folder, but only 128 of them, and it has several hundred. It looks
+    It caches its findings of a folder, but only for 128 of several hundred. It searches
     for the last line that begins with `__all__` line by line, in two million lines.
     """
     utilities = sys.modules[_TRANSFORMERS]
@@ -108,8 +108,8 @@ def _from_last_line(names: Callable[[str], list[str]]) -> Callable[[str], list[s
 def report_imports(modules: Iterable[str], report: Report) -> None:
     """Call `report` with the names of these modules as they are imported, each name once.
 
-    Modules that import each other are reported together after the outermost one. Lasts as long as
-    the process; none of the modules may be loaded yet.
+    Modules that import each other are reported together after the outermost one. The watch lasts
+    until the process ends; none of the modules may be loaded yet.
     """
     sys.meta_path.insert(0, _Watcher(set(modules), report))
 
@@ -120,13 +120,13 @@ class _Watcher(MetaPathFinder):
     def __init__(self, modules: set[str], report: Report) -> None:
         self._watched, self._report = modules, report
         self._imported: list[str] = []  # not reported yet
-        self._searched: set[str] = set()  # names that are looked for
+        self._searched: set[str] = set()  # names in search
         self._depth = 0
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: types.ModuleType | None = None
     ) -> ModuleSpec | None:
-        if name not in self._watched or name in self._searched:  # another watcher asks back
+        if name not in self._watched or name in self._searched:  # another watcher searches
             return None
         self._searched.add(name)
         try:
@@ -165,7 +165,7 @@ class _WatchedLoader(Loader):
         return self._loader.create_module(spec)
 
     def exec_module(self, module: types.ModuleType) -> None:
-        module.__loader__ = self._loader  # of which `inspect` requests the source
+        module.__loader__ = self._loader  # `inspect` requests the source from it
         if module.__spec__ is not None:
             module.__spec__.loader = self._loader
         self._watcher.run(module, self._loader)

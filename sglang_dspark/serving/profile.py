@@ -1,10 +1,10 @@
 """Get the cost table of a server: from the cache if it fits, else measured (paper, 3.2.3).
 
-Measured at start in rounds. The first goes from small batches to large ones, small ones first
-because that is where decisions are close, until all tiers are done or its time is up; larger
-batches follow the measured slope. Passes and drafts take turns as they do in serving: a draft
-right behind another one finds its weights in the cache and takes half as long. Further rounds
-repeat the first while there is time and a round still lowers what was measured. The least of each
+Measured at start in rounds. The first runs from small batches to large ones, since decisions are
+close for small ones, until all tiers are done or its time is up; larger
+batches follow the measured slope. Passes and drafts alternate as in serving: a draft
+right after another one finds its weights in the cache and needs half the time. Further rounds
+repeat the first while there is time and a round still lowers the figures. The least of each
 figure counts, as a disturbance only adds to a pass. A machine that slows down for a second then
 affects one round of all passes and not all repeats of one, whose figure is compared with its
 neighbours'. Steps under load correct the table later (`schedule/cost_model.py`).
@@ -37,21 +37,21 @@ from sglang_dspark.schedule.cost_table import (
 )
 from sglang_dspark.serving.fallbacks import Fallback
 
-CONTEXT = 64  # tokens that the made-up requests hold
-LONG = 1024  # and once, to learn what context costs
-APART = 24  # requests of one token, to learn what a request costs beside its tokens
+CONTEXT = 64  # tokens of context of the made-up requests
+LONG = 1024  # and once, to learn the cost of context
+APART = 24  # requests of one token, to learn the cost of a request without its tokens
 ROUNDS, ROUNDS_OF_LARGE = 5, 2
 SMALL = 48  # tokens of a pass that is measured in every round
-SETTLED = 0.99  # a round that leaves more of the small passes' seconds is the last one
+SETTLED = 0.99  # stop after a round that keeps more than this share of the small passes' seconds
 TOKENS = (*range(1, 25), 27, 30, 36, 42, 48, 60, 72, 96, 128, 192, 256)
 REQUESTS = (1, 2, 4, 8, 16, 32)
 FIRST_ROUND = 0.6  # of the time at most
 LEAST_KNOTS = 3
-# A table that ends before so many full windows, or whose drafts before so many counts of requests,
-# was measured on a busy machine.
+# A table that ends before this many full windows, or whose drafts end before this many counts of
+# requests, was measured on a busy machine.
 LEAST_KEPT, LEAST_COUNTS = 2, 4
 LOCK = "measuring.lock"  # next to the tables, held by the process that measures; never removed
-# How long a process waits for others that measure, s: for one to warm up, for some to be done
+# Wait for other processes that measure, s: for one to warm up, for some to finish
 PATIENCE, OTHERS = 120.0, 8
 
 Log = Callable[[str], None]
@@ -61,11 +61,11 @@ class Passes(Protocol):
     """The passes of a profile: the real models (`passes.Passes`), or a test's simulated machine."""
 
     gamma: int
-    most_requests: int  # that fit the pool at once
+    most_requests: int  # most that fit the pool at once
     longest: int  # context
     # Tokens that passes are padded to, ascending; empty: passes are not padded.
     tiers: tuple[int, ...]
-    depths: tuple[int, ...]  # of drafts that cost something of their own; gamma among them
+    depths: tuple[int, ...]  # of drafts with a cost of their own; gamma among them
 
     def warm_up(self) -> None:
         """Run first passes, which are slower."""
@@ -82,7 +82,7 @@ class Passes(Protocol):
 
 @dataclass(frozen=True)
 class Profiled:
-    """A table, its source in words for the log, and the fallbacks to get it."""
+    """A table, its source for the log, and the fallbacks on the way."""
 
     table: CostTable
     source: str
@@ -93,8 +93,8 @@ def table_for(key: ProfileKey, passes: Passes, seconds: float, log: Log) -> Prof
     """Return the table of `key`: from the cache, or measured within about `seconds` and cached.
 
     A fault of a saved table or of the cache is logged in one line: the times are measured again.
-    One process measures at a time, and one that had to wait uses the table that the other saved:
-    replicas of a data-parallel server start together, and would time each other.
+    One process measures at a time, and a process that had to wait uses the table that the other
+    saved: replicas of a data-parallel server start together, and would time each other.
     """
     kept = _kept(key, log)
     if isinstance(kept, Profiled):
@@ -135,7 +135,7 @@ def _alone(seconds: float, log: Log) -> Iterator[None]:
         except TimeoutError:
             log("another process still measures step times; these are measured beside it")
         except (OSError, DSparkError):
-            pass  # nothing can be saved there either, which is logged when it is tried
+            pass  # saving there fails too, and is logged then
         yield
 
 
@@ -152,14 +152,14 @@ def _kept(key: ProfileKey, log: Log) -> Profiled | tuple[Fallback, ...]:
 
 
 def _cut_short(table: CostTable, passes: Passes) -> bool:
-    """Return whether too little was measured in time for the next start to reuse it."""
+    """Return whether the table is too small for the next start to reuse it."""
     tokens = min(_tokens(passes)[-1], LEAST_KEPT * (passes.gamma + 1))
     counts = min(LEAST_COUNTS, sum(count <= passes.most_requests for count in REQUESTS))
     return table.knots[-1] < tokens or len(table.draft_requests) < counts
 
 
 def measure(key: ProfileKey, passes: Passes, seconds: float, log: Log) -> CostTable:
-    """Time real passes for about `seconds`; progress goes to `log`."""
+    """Time real passes for about `seconds`; report progress to `log`."""
     log(f"measuring step times, about {seconds:.0f} s at most")
     passes.warm_up()
     began = time.perf_counter()
@@ -185,13 +185,13 @@ def measure(key: ProfileKey, passes: Passes, seconds: float, log: Log) -> CostTa
 
 
 def _tokens(passes: Passes) -> list[int]:
-    """Batches that a profile times if it has the time."""
+    """Return the batches that a profile times if it has the time."""
     sizes = passes.tiers or TOKENS
     return [t for t in sizes if len(windows(t, passes.gamma)) <= passes.most_requests]
 
 
 def _draft_cells(fastest: FastestTimes) -> list[_Draft]:
-    """Drafts that a profile times if it has the time."""
+    """Return the drafts that a profile times if it has the time."""
     passes = fastest.passes
     counts = [requests for requests in REQUESTS if requests <= passes.most_requests]
     return [
@@ -208,17 +208,17 @@ class _Verify:
 
     @property
     def tokens(self) -> int:
-        """B."""
+        """Return B."""
         return len(self.drafts) + sum(self.drafts)
 
     def seconds(self, passes: Passes) -> float:
-        """Time it once."""
+        """Time the pass once."""
         return passes.verify_seconds(self.drafts, self.context)
 
 
 @dataclass(frozen=True)
 class _Draft:
-    """Drafting `depth` positions for every request."""
+    """A draft of `depth` positions for every request."""
 
     requests: int
     depth: int
@@ -226,11 +226,11 @@ class _Draft:
 
     @property
     def tokens(self) -> int:
-        """Drafted ones."""
+        """Return the number of drafted tokens."""
         return self.requests * self.depth
 
     def seconds(self, passes: Passes) -> float:
-        """Time it once."""
+        """Time the draft once."""
         return passes.draft_seconds(self.requests, self.depth, self.context)
 
 
@@ -246,14 +246,14 @@ class FastestTimes:
 
     @property
     def scales(self) -> list[_Verify]:
-        """Passes that measure the cost of context, and of a request apart from its tokens."""
+        """Return passes that measure the cost of context, and of a request without its tokens."""
         cells = [_Verify((0,), self.long)] if self.long > self.usual else []
         if self.apart > 1:
             cells += [_Verify((0,) * self.apart, self.usual), self.window(self.apart)]
         return cells
 
     def window(self, tokens: int) -> _Verify:
-        """The pass over so many tokens in as few requests as can be."""
+        """Return the pass over `tokens` tokens in as few requests as possible."""
         return _Verify(tuple(windows(tokens, self.passes.gamma)), self.usual)
 
     def time(self, cell: _Verify | _Draft) -> None:
@@ -262,7 +262,7 @@ class FastestTimes:
         self.seconds[cell] = min(taken, self.seconds.get(cell, taken))
 
     def again(self, most: int | None, deadline: float) -> None:
-        """Time all that was timed before, of up to `most` tokens, while there is time."""
+        """Time all earlier passes and drafts again, of up to `most` tokens, while there is time."""
         for cell in list(self.seconds):
             if time.perf_counter() > deadline:
                 return
@@ -270,17 +270,17 @@ class FastestTimes:
                 self.time(cell)
 
     def total(self, most: int) -> float:
-        """Return the least seconds of all that was timed of up to `most` tokens, together."""
+        """Return the sum of the least seconds of all timed cells of up to `most` tokens."""
         return sum(taken for cell, taken in self.seconds.items() if cell.tokens <= most)
 
     def of(self, drafts: Sequence[int], context: int | None = None) -> float | None:
-        """Seconds of a pass; None if it was not timed."""
+        """Return the seconds of a pass; None if it was not timed."""
         return self.seconds.get(_Verify(tuple(drafts), context or self.usual))
 
     def drafts(self, requests: int) -> Seconds | None:
-        """[1 + gamma]: seconds by depth, never falling; None if not all of them were timed.
+        """Return seconds by depth, [1 + gamma], non-decreasing; None if a depth was not timed.
 
-        A depth that is not drafted by itself costs what the next one does.
+        A depth without its own timing costs as much as the next one.
         """
         depths = self.passes.depths
         cells = [_Draft(requests, depth, self.usual) for depth in depths]
@@ -316,14 +316,14 @@ def _table(key: ProfileKey, fastest: FastestTimes) -> CostTable:
 
 
 def windows(tokens: int, gamma: int) -> list[int]:
-    """Drafts of as few requests as hold a pass of that many tokens, spread evenly."""
+    """Spread a pass of `tokens` evenly over as few requests as hold it; return drafts of each."""
     requests = -(-tokens // (gamma + 1))
     base, more = divmod(tokens, requests)
     return [base + (r < more) - 1 for r in range(requests)]
 
 
 def _per_context(fastest: FastestTimes) -> float:
-    """Seconds that a token of context adds for a row."""
+    """Return the seconds that a token of context adds for a row."""
     short, long = fastest.of([0]), fastest.of([0], fastest.long)
     if short is None or long is None or fastest.long <= fastest.usual:
         return 0.0
@@ -331,7 +331,7 @@ def _per_context(fastest: FastestTimes) -> float:
 
 
 def _per_request(fastest: FastestTimes) -> float:
-    """Seconds that a request adds to a pass of the same number of tokens."""
+    """Return the seconds that a request adds to a pass of the same number of tokens."""
     together = windows(fastest.apart, fastest.passes.gamma)
     few, many = fastest.of(together), fastest.of([0] * fastest.apart)
     if few is None or many is None or fastest.apart == len(together):
@@ -340,7 +340,7 @@ def _per_request(fastest: FastestTimes) -> float:
 
 
 def _drafts(fastest: FastestTimes) -> tuple[tuple[int, ...], tuple[tuple[float, ...], ...]]:
-    """Seconds of drafts by request count and depth; beyond the last count along the last slope."""
+    """Return seconds of drafts by request count and depth; past the last count by its slope."""
     most = fastest.passes.most_requests
     timed: list[int] = []
     rows: list[Seconds] = []

@@ -3,8 +3,8 @@
 Every pass is like one of a decode step (sglang/srt/speculative/dspark_components/
 {dspark_draft,dspark_verify}.py): a draft block, or a ragged verify pass followed by the context
 injection, of one token a request on a CPU and of all rows on a GPU. The requests have the first
-pool rows, which are pointed at slots of the whole cache and restored afterwards. Nothing is
-allocated, and the passes write to free slots only.
+pool rows, which are set to slots of the whole cache and restored afterwards. Nothing is
+allocated, and the passes write only to free slots.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from sglang_dspark.serving import upstream
 
 
 class DummyBatches:
-    """Make batches of dummy requests that have pool rows for the time of a pass."""
+    """Make batches of dummy requests that have pool rows during a pass."""
 
     def __init__(self, worker: Any) -> None:
         self._worker = worker
@@ -30,12 +30,12 @@ class DummyBatches:
 
     @property
     def most_requests(self) -> int:
-        """Return the requests that fit the pool; row 0 is padding."""
+        """Return the number of requests that fit the pool; row 0 is padding."""
         return int(self._pool.req_to_token.shape[0]) - 1
 
     @property
     def longest(self) -> int:
-        """Return the longest context that leaves room for a window."""
+        """Return the longest context that still fits a window after it."""
         slots = int(self._runner.token_to_kv_pool.size)
         return min(int(self._pool.req_to_token.shape[1]), slots) - self._gamma - 1
 
@@ -86,9 +86,9 @@ class DummyBatches:
 
 
 def draft_once(worker: Any, proposer: Any, batch: Any) -> Any:
-    """Draft for all requests of a dummy batch as deep as the proposer does: a `DraftProposal`."""
+    """Draft for a dummy batch to the proposer's depth; return a `DraftProposal`."""
     requests = len(batch.seq_lens)
-    # As a step's draft: with tensor parallelism the draft's ranks may be others than the target's.
+    # As in a step's draft: with tensor parallelism the draft's ranks may differ from the target's.
     with worker._draft_context():
         return proposer.propose(
             batch=batch,
@@ -102,7 +102,7 @@ def draft_once(worker: Any, proposer: Any, batch: Any) -> Any:
 
 
 def ragged_forward(worker: Any, batch: Any, layout: Any, window: Any) -> Any:
-    """Run the target over the packed rows of `window`; returns a `LogitsProcessorOutput`."""
+    """Run the target over the packed rows of `window`; return a `LogitsProcessorOutput`."""
     host_lens, ids = batch.seq_lens_cpu, window.verify_ids
     verify_input = upstream.DFlashVerifyInput(
         draft_token=ids,

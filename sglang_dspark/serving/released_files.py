@@ -1,7 +1,7 @@
 """Compare SGLang's files with those of the one supported release.
 
-Tests check every patch of ours, and the tables of names in upstream.py, against that release. Where
-no file differs, a patch whose target is not imported fits all the same.
+Tests check every patch of ours, and the tables of names in upstream.py, against that release. If
+no file differs, a patch fits even if its target is not imported.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 
 # Of SUPPORTED_SGLANG; `python -m tools.upstream_hashes` prints that of the installed one.
 RELEASE = "7b6b0e35a1222b50"
-_HASH_DIGITS = 16  # of the sha256, which is enough to see a change
+_HASH_DIGITS = 16  # of the sha256, enough to detect a change
 
 
 def are_unchanged() -> bool:

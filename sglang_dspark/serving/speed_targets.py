@@ -1,9 +1,9 @@
-"""Weight requests by their speed targets: one below its tokens/s counts for more in the next plan.
+"""Weight requests by their speed targets: one below its tokens/s weighs more in the next plan.
 
 A request names its target in `sampling_params.custom_params`, {"dspark_speed": tokens/s}; without
 one it has the configuration's `schedule.speed_target`, if any. A request's speed is its tokens/s
 since its first decode step. The weight (`schedule.gains.speed_weights`) is fixed before a step
-drafts and depends on finished steps alone, so the schedule stays lossless.
+drafts and depends only on finished steps, so the schedule stays lossless.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ MOST = 1e9  # tokens/s; a larger number is a mistake
 
 
 def target_of(custom_params: object) -> float | None:
-    """Return the speed in tokens/s that a request asks for, or None.
+    """Return a request's target in tokens/s, or None.
 
-    Raises ValueError, in words for the client, unless it is a positive number below `MOST`.
+    Raises ValueError, with a message for the client, unless it is a positive number below `MOST`.
     """
     if not isinstance(custom_params, dict) or PARAMETER not in custom_params:
         return None
@@ -46,18 +46,18 @@ class SpeedTargets:
         default: float | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """default: tokens/s of requests that name no target; None: they have none."""
+        """Give requests without a target `default` tokens/s; None: they have none."""
         self._default = default
         self._clock = clock
         self._seen = False  # whether any request ever had a target
         self._generation = np.full(pool_rows, -1, np.int64)
         self._target = np.zeros(pool_rows, np.float32)
         self._speed = np.zeros(pool_rows, np.float32)
-        self._began = np.zeros(pool_rows)  # when its first decode step was handed out
-        self._tokens = np.zeros(pool_rows, np.int64)  # that it had then
+        self._began = np.zeros(pool_rows)  # time when its first decode step was handed out
+        self._tokens = np.zeros(pool_rows, np.int64)  # its tokens then
 
     def handed_out(self, reqs: Sequence[Any], generation: Counts) -> None:
-        """Note a step's tokens of the requests (upstream's `Req`) in pool rows of `generation`."""
+        """Record a step's tokens of requests (upstream's `Req`) in pool rows of `generation`."""
         for req in reqs:
             given = req.sampling_params.custom_params
             if given is None and self._default is None:
@@ -76,7 +76,7 @@ class SpeedTargets:
         self._seen = True
 
     def weights(self, rows: Counts, generations: Counts) -> Gains | None:
-        """Return w_r [R] float32 of the requests in pool rows `rows`; None: none has a target."""
+        """Return w_r [R] float32 of the requests in pool rows `rows`; None without any target."""
         if not self._seen:
             return None
         ours = self._generation[rows] == generations

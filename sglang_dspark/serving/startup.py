@@ -25,7 +25,7 @@ _TRUE = frozenset({"1", "true", "yes", "on"})
 
 
 def check_version(found: str) -> None:
-    """Raise `DSparkError` unless `found` is the one SGLang version whose seams we know."""
+    """Raise `DSparkError` unless `found` is the SGLang version whose seams we support."""
     if found != SUPPORTED_SGLANG:
         raise DSparkError(
             f"sglang {found} is not supported (only {SUPPORTED_SGLANG}); {WHAT_TO_DO}"
@@ -57,9 +57,9 @@ _started_by: set[int] = set()  # the marked process that started this one, seen 
 
 
 def mark_server() -> None:
-    """Remember this process as one whose children are SGLang's, for `stop`; call when set up.
+    """Record this process as one whose children are SGLang's, for `stop`; call when set up.
 
-    Its own mark takes the place of its parent's, which `stop` still has to know.
+    Its own mark replaces its parent's, which `stop` also needs.
     """
     if _parent_is_marked():
         _started_by.add(os.getppid())
@@ -74,7 +74,7 @@ def _parent_is_marked() -> bool:
 def stop(message: str) -> NoReturn:
     """Print one line on stderr and end this process, and the server it belongs to, with status 1.
 
-    In the process the user started nothing has been spawned yet: SystemExit is enough, and passes
+    The process that the user started has spawned no other yet: SystemExit suffices, and passes
     through SGLang's `except Exception`. A child (scheduler, detokenizer, ...) must also wake its
     parent, which would wait for it: SIGQUIT, upstream's own signal for a failed child, makes the
     parent kill the whole tree. It is sent only to a parent that called `mark_server`.
@@ -92,7 +92,7 @@ def cpu_platform_active() -> bool:
 
 
 def active_device() -> str:
-    """Return what seams are chosen by: `cpu`, `cuda`, or `none` where another platform serves."""
+    """Return the device that selects seams: `cpu`, `cuda`, or `none` for another platform."""
     import torch
 
     if cpu_platform_active():

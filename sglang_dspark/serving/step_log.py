@@ -11,7 +11,7 @@ all requests have ended, so that no step writes to a file. Fields of a line, whi
     depth       drafted positions, 0 without a draft
     accepted    drafts accepted
     gain        tokens/s of drafting over plain decoding, as the guard estimated it for the plan
-    predicted_s by the table as steps have corrected it
+        predicted_s by the table, as corrected by earlier steps
     measured_s  null where a prefill followed, or the draft failed
 """
 

@@ -1,6 +1,6 @@
-"""List how the residual stream behind a layer is read from SGLang's model classes.
+"""List how to read the residual stream after a layer from SGLang's model classes.
 
-patches/step/targets.py reads it for drafters. Here is what can be known from the names and the
+patches/step/targets.py reads it for drafters. This module uses only the names and the
 source files of the classes, before a server loads any weight.
 """
 
@@ -16,7 +16,7 @@ from sglang_dspark.serving import upstream
 
 logger = logging.getLogger(__name__)
 
-# What `configure_aux_hidden_state_capture` calls (sglang/srt/model_executor/
+# The hooks that `configure_aux_hidden_state_capture` calls (sglang/srt/model_executor/
 # model_runner_components/attention_backend_setup.py).
 FEATURE_HOOKS = ("set_dspark_layers_to_capture", "set_dflash_layers_to_capture")
 EAGLE3_HOOK = "set_eagle3_layers_to_capture"
@@ -24,8 +24,8 @@ EAGLE3_HOOK = "set_eagle3_layers_to_capture"
 INCOMPLETE = frozenset({"Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"})
 
 # Classes whose layers return two tensors. Those of the first set leave the sum to the next norm;
-# those of the second have added, and return what the layer began with besides. To add one, compare
-# it with Transformers' hidden states in tests/patches/test_target_features.py, as these were.
+# those of the second have added, and also return the layer's input. To add a class, compare
+# it with Transformers' hidden states in tests/patches/test_target_features.py, as for these.
 SUMMED = frozenset({"Ernie4_5_ForCausalLM", "Gemma3ForCausalLM", "GraniteForCausalLM"})
 WHOLE = frozenset({"Cohere2ForCausalLM", "CohereForCausalLM", "StableLmForCausalLM"})
 _PAIRS = re.compile(r"hidden_states, residual = (layer|self\.layers\[\w+\])\(")
@@ -34,11 +34,11 @@ _PAIRS = re.compile(r"hidden_states, residual = (layer|self\.layers\[\w+\])\(")
 def returns_features(architecture: str) -> bool:
     """Return whether features of layers can be read from SGLang's class of an architecture.
 
-    True for a class that is not SGLang's own: whether they can is found out when it is built.
-    Imports the class where its own file does not answer: SGLang's registry imports all models, some
-    4 s, and one takes half a second.
+    True for a class that is not SGLang's own: that is decided when it is built.
+    Imports the class if its own file does not suffice: SGLang's registry imports all models, about
+    4 s, and one class needs half a second.
     """
-    if not architecture or upstream.envs.SGLANG_EXTERNAL_MODEL_PACKAGE.get():  # may have its own
+    if not architecture or upstream.envs.SGLANG_EXTERNAL_MODEL_PACKAGE.get():  # may have another
         return True
     models = import_module("sglang.srt.models")
     for file in sorted(file for folder in models.__path__ for file in Path(folder).glob("*.py")):

@@ -254,13 +254,13 @@ NAMES: dict[str, tuple[str, ...]] = {  # module -> names; "X as Y": used here as
     "sglang.srt.utils.network": ("NetworkAddress",),
 }
 MODULES = {
-    # Our hook of `_handle_dspark` exchanges a global of it for the time of a call.
+    # Our hook of `_handle_dspark` replaces a global of it during a call.
     "speculative_hook": "sglang.srt.arg_groups.speculative_hook",
 }
 
 
 def _places() -> dict[str, tuple[str, str]]:
-    """Return where each name used here is defined: name -> (module, name there)."""
+    """Return each name's definition: name used here -> (module, name there)."""
     found: dict[str, tuple[str, str]] = {}
     for module, names in NAMES.items():
         for text in names:
@@ -273,7 +273,7 @@ PLACES = _places()
 
 
 def __getattr__(name: str) -> Any:
-    """Return the object that SGLang's module has under this name now.
+    """Return the object that SGLang's module now has under this name.
 
     Nothing is cached here: hooks rebind functions after their modules are loaded, and tests patch
     them. A look-up costs less than the import statement in a function that it replaces.
@@ -287,7 +287,7 @@ def __getattr__(name: str) -> Any:
     module = sys.modules.get(path)
     if module is not None and there in module.__dict__:
         return module.__dict__[there]
-    # A module that is not loaded, is still loading in another thread, or computes the name.
+    # The module is not loaded, is still loading in another thread, or computes the name.
     module = import_module(path)
     try:
         return getattr(module, there)
@@ -298,10 +298,10 @@ def __getattr__(name: str) -> Any:
 
 
 def other_class(what: str, value: object, *kinds: type) -> str | None:
-    """Return which class was found where one of `kinds` was expected; None: it is one of them.
+    """Describe an object whose class is none of `kinds`; None if it is one of them.
 
-    For fast paths, which are written for exactly these classes: a subclass may compute something
-    else. what: the value's name in the line, such as `its head`.
+    For fast paths, which are written for exactly these classes: a subclass may compute another
+    result. what: the value's name in the line, for example `its head`.
     """
     found = type(value)
     if found in kinds:

@@ -1,9 +1,9 @@
 """Compare our calls of SGLang's functions and classes with their parameters, read as text.
 
-`upstream_check` finds names that are gone. A function that is still there may have a renamed or a
+`upstream_check` finds names that are gone. A function that still exists may have a renamed or a
 new parameter, a class a renamed field, an enumeration a renamed member: our calls name these. Only
-`dspark doctor` looks, as parsing our files takes seconds. Calls of what takes `**options`, or is
-defined outside of SGLang, are not compared.
+`dspark doctor` runs this, as parsing our files needs seconds. Calls with `**options` in the
+definition, or to definitions outside of SGLang, are not compared.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Parameters:
 
 
 def mismatches() -> list[str]:
-    """Return one line for each member or argument that we name and SGLang does not have."""
+    """Return one line for each member or argument that we use and SGLang does not have."""
     users: dict[str, set[str]] = {}
     for file, text in adapter_files():
         if "upstream." not in text:
@@ -58,7 +58,7 @@ def _uses(tree: ast.Module) -> Iterator[tuple[str, str, ast.Call | None]]:
 
 
 def _wrong(name: str, member: str, call: ast.Call | None) -> Iterator[str]:
-    """Yield what SGLang's definition of a name lacks of this use of it."""
+    """Yield the parts of this use of a name that SGLang's definition lacks."""
     if name not in upstream.PLACES:
         return
     label = ".".join(upstream.PLACES[name])
@@ -88,7 +88,7 @@ def _wrong(name: str, member: str, call: ast.Call | None) -> Iterator[str]:
 def _definition(module: str, name: str) -> Definition | None:
     """Find the function or class of a name in a module, or where the module imports it from.
 
-    Of an object that a module makes, such as `envs = Envs()`: its class.
+    For an object that a module makes, for example `envs = Envs()`: its class.
     """
     tree = syntax(module)
     for node in [] if tree is None else reversed(tree.body):
@@ -105,7 +105,7 @@ def _definition(module: str, name: str) -> Definition | None:
 
 
 def _members(owner: Definition) -> dict[str, Definition]:
-    """Return methods, fields and constants of a class, those of its bases in SGLang first."""
+    """Return methods, fields and constants of a class, first those of its bases in SGLang."""
     module, node = owner
     members: dict[str, Definition] = {}
     for base in node.bases if isinstance(node, ast.ClassDef) else ():
@@ -122,7 +122,7 @@ def _members(owner: Definition) -> dict[str, Definition]:
 
 
 def _fields(owner: Definition) -> dict[str, ast.AnnAssign]:
-    """Return the fields that a class takes when it is made; none where it has an `__init__`."""
+    """Return the fields that are arguments of a class; none if it has an `__init__`."""
     module, node = owner
     if not isinstance(node, ast.ClassDef) or any(
         isinstance(each, Function) and each.name == "__init__" for each in node.body
@@ -157,7 +157,7 @@ def _parameters(found: Definition) -> Parameters | None:
     optional = names[len(names) - len(node.args.defaults) :] if node.args.defaults else []
     alone = zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True)
     needed = {*names} - {*optional} | {each.arg for each, value in alone if value is None}
-    bound = {"self", "cls"} & {*names[:1]}  # given by the class or the object
+    bound = {"self", "cls"} & {*names[:1]}  # bound by the class or the object
     keywords = {*names, *(each.arg for each in node.args.kwonlyargs)}
     return Parameters(
         tuple(names[len(bound) :]), frozenset(keywords - bound), frozenset(needed - bound)

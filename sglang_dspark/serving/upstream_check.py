@@ -1,9 +1,9 @@
-"""Compare the tables of what we use of SGLang with the SGLang that is installed.
+"""Compare the tables of SGLang names that we use with the installed SGLang.
 
-A module that is loaded is asked for its names, any other is read as text. So a check imports
-nothing: it fits into a server's start, and a name of a module that only another device can import
-is not taken for missing. Attributes and function bodies are always read as text, because hooks
-replace what is loaded.
+The names of a loaded module are read from it, any other module is read as text. So a check imports
+nothing: it is fast enough for a server's start, and a name of a module that only another device can
+import does not count as missing. Attributes and function bodies are always read as text, because
+hooks replace loaded objects.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from sglang_dspark.serving import upstream
 from sglang_dspark.serving.startup import WHAT_TO_DO
 from sglang_dspark.serving.upstream_uses import ATTRIBUTES, REIMPLEMENTED
 
-OURS = Path(__file__).resolve().parents[1]  # sglang_dspark/, whose links lead to patches/ and such
+OURS = Path(__file__).resolve().parents[1]  # sglang_dspark/, with links to patches/ and others
 _BOUND = re.compile(  # a top-level definition, assignment or import
     r"^(?:(?:async )?def|class) +(\w+)|^(\w+) *[:=]|^from [\w.]+ import +(\([^)]*\)|[^\n]*)",
     re.MULTILINE,
 )
 _ADAPTERS = ("serving", "step", "backends", "patches")  # the folders that use SGLang
 _TABLES = ("upstream.py", "upstream_check.py", "upstream_uses.py")
-_HASH_DIGITS = 16  # of the sha256, which is enough to see a change
+_HASH_DIGITS = 16  # of the sha256, enough to detect a change
 
 
 def counts() -> dict[str, int]:
-    """Return how many of each kind the tables have."""
+    """Count the entries of the tables, by kind."""
     return {
         "names": len(upstream.PLACES) + len(upstream.MODULES),
         "attributes": sum(len(a) for classes in ATTRIBUTES.values() for a in classes.values()),
@@ -63,7 +63,7 @@ def require_all() -> None:
 
 
 def changed_bodies() -> list[str]:
-    """Return one line for each re-implemented function whose body is not the one we read."""
+    """Return one line for each re-implemented function whose body changed."""
     lines = []
     for module, functions in REIMPLEMENTED.items():
         for path, (known, ours) in functions.items():
@@ -78,9 +78,9 @@ def changed_bodies() -> list[str]:
 
 
 def body_hash(module: str, path: str) -> str | None:
-    """Return the hash of a function's or class's syntax; None where SGLang has no such one.
+    """Return the hash of a function's or class's syntax; None if SGLang has none of that name.
 
-    path: in the module, such as `LlamaModel.forward`. Comments, layout and docstrings do not count.
+    path: in the module, e.g. `LlamaModel.forward`. Comments, layout and docstrings do not count.
     """
     node: ast.AST | None = syntax(module)
     if node is None:
@@ -89,17 +89,17 @@ def body_hash(module: str, path: str) -> str | None:
         found = [each for each in _definitions(node) if each.name == part]
         if not found:
             return None
-        node = found[-1]  # the last definition is the one that holds
+        node = found[-1]  # the last definition is the effective one
     return hashlib.sha256(_shape(node).encode()).hexdigest()[:_HASH_DIGITS]
 
 
 def has_module(name: str) -> bool:
-    """Return whether SGLang has a module or package of this dotted name; it is not imported."""
+    """Return whether SGLang has a module or package of this dotted name, without importing it."""
     return name.startswith("sglang.") and _file(name) is not None
 
 
 def syntax(module: str) -> ast.Module | None:
-    """Return the syntax of a module of SGLang; None where there is no such one."""
+    """Return the syntax of a module of SGLang; None if there is no such module."""
     text = _text(module)
     return None if text is None else _parsed(text)
 
@@ -120,7 +120,7 @@ def _missing_names(module: str, names: list[str]) -> list[str]:
 
 
 def _missing_attributes(module: str, name: str, attributes: tuple[str, ...]) -> list[str]:
-    """name: of the class; empty for attributes that the module sets or reads outside of one."""
+    """List missing attributes. name: of the class; "" for attributes used outside of a class."""
     text = _text(module)
     if text is None:
         return [f"SGLang has no module {module} any more{_used_by(*attributes)}"]
@@ -136,7 +136,7 @@ def _missing_attributes(module: str, name: str, attributes: tuple[str, ...]) -> 
 
 
 def _ours(module: str, name: str | None = None) -> list[str]:
-    """Return how our code calls a name of a module of SGLang, or every name of the module."""
+    """Return our names for a name of a module of SGLang, or for every name of the module."""
     found = [here for here, place in upstream.PLACES.items() if place[0] == module]
     found += [here for here, there in upstream.MODULES.items() if there == module]
     return [h for h in found if name is None or upstream.PLACES[h][1] == name]
@@ -150,7 +150,7 @@ def _used_by(*names: str) -> str:
 
 
 def adapter_files() -> Iterator[tuple[str, str]]:
-    """Yield path and text of each file of ours that may use SGLang, the tables excepted."""
+    """Yield path and text of each file of ours that may use SGLang, except the tables."""
     files = {*OURS.rglob("*.py"), *(OURS / "patches").rglob("*.py")}
     for file in sorted(files):
         path = file.relative_to(OURS)
@@ -160,7 +160,7 @@ def adapter_files() -> Iterator[tuple[str, str]]:
 
 @cache
 def _root() -> Path:
-    """Return the folder that holds the package sglang."""
+    """Return the folder that contains the package sglang."""
     spec = find_spec("sglang")
     if spec is None or not spec.submodule_search_locations:
         raise DSparkError(f"sglang is not installed; {WHAT_TO_DO}")

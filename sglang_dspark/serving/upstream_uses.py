@@ -1,4 +1,4 @@
-"""The attributes and function bodies of SGLang that we rely on, for upstream_check.py.
+"""List the attributes and function bodies of SGLang that we rely on, for upstream_check.py.
 
 Both are read in SGLang's source. `python -m tools.upstream_hashes` prints the entries of
 `REIMPLEMENTED` that differ from the installed SGLang.
@@ -7,7 +7,7 @@ Both are read in SGLang's source. `python -m tools.upstream_hashes` prints the e
 from __future__ import annotations
 
 # Module -> class -> attributes and methods that we read, set or call on its instances: all private
-# ones, and what the step needs. Under "": what the module itself sets on, or reads from, objects.
+# ones, and those of the step. Under "": those that the module sets on, or reads from, objects.
 ATTRIBUTES: dict[str, dict[str, tuple[str, ...]]] = {
     "sglang.srt.arg_groups.cuda_graph_hook": {
         "": ("_cuda_graph_config_locked",),
@@ -174,8 +174,8 @@ ATTRIBUTES: dict[str, dict[str, tuple[str, ...]]] = {
     },
 }
 
-# Module -> function or class -> (hash of its syntax, our file that re-implements it or counts on
-# what it does).
+# Module -> function or class -> (hash of its syntax, our file that re-implements it or relies on
+# its behaviour).
 REIMPLEMENTED: dict[str, dict[str, tuple[str, str]]] = {
     "sglang.kernels.ops.attention.extend_attention": {
         "_fwd_kernel": ("603a31d7604f5cb9", "kernels/window_attention.py"),

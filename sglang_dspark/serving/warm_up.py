@@ -28,10 +28,10 @@ NAME = "dspark"
 PROMPT_TOKENS = 16
 ANSWER_TOKENS = 24  # two to eight steps of a drafter that fits, 24 of one that does not
 # Prompts that start while others are answered. Slots of the KV cache are handed out in order, 8
-# bytes each, and Triton compiles a kernel anew for a list of them that begins at an odd place. One
-# token is what a health check sends.
+# bytes each, and Triton compiles a kernel again for a list of them that begins at an odd place. A
+# health check sends one token.
 _STAGGERED = (17, 33, 1, 18, 21)
-_IDS = "dspark-warm-up-"  # how the made-up requests' ids begin
+_IDS = "dspark-warm-up-"  # prefix of the made-up requests' ids
 _FIRST_TOKEN, _TOKENS = 100, 800  # token ids of prompts, below any special ones of large models
 _SETTINGS: tuple[dict[str, Any], ...] = (
     {"temperature": 0.0},
@@ -47,7 +47,7 @@ def is_made_up(reqs: Sequence[Any]) -> bool:
 
 def batch_sizes(most: int) -> list[int]:
     """Return 1, 2, 3, 4, 8, 16, ... and `most`: kernels round the number of requests up to a power
-    of two, and rows of an odd number of requests begin at other alignments."""
+    of two, and rows of an odd number of requests start at other alignments."""
     sizes = {min(3, most), most}
     size = 1
     while size < most:
@@ -60,7 +60,7 @@ def bodies(most: int, vocabulary: int) -> Iterator[dict[str, Any]]:
     """Yield the arguments of each made-up batch; two repeat prompts, so that prefixes are cached.
 
     most: running requests. vocabulary: of the target. A batch has all kinds of sampling. SGLang's
-    own verify step needs FlashInfer for cuts, and for greedy requests beside sampled ones: without
+    own verify step requires FlashInfer for cuts, and for greedy next to sampled requests: without
     it no request has cuts, and where drafts are not scheduled every batch has one kind.
     """
     sizes = batch_sizes(most)
@@ -79,11 +79,11 @@ def bodies(most: int, vocabulary: int) -> Iterator[dict[str, Any]]:
 
 
 def staggered(ranks: int, vocabulary: int) -> Iterator[dict[str, Any]]:
-    """Yield the arguments of batches, each to start while the one before is answered.
+    """Yield the arguments of batches, each to start while the previous one is answered.
 
-    ranks: replicas, to which SGLang hands requests in turn; a batch has one for each.
+    ranks: replicas, to which SGLang assigns requests in turn; a batch has one for each.
     """
-    last = _TOKENS * _TOKENS - 1  # counted down from here: digits of no request in `bodies`
+    last = _TOKENS * _TOKENS - 1  # counted down from here: digits that no request in `bodies` has
     for number, length in enumerate(_STAGGERED):
         prompts = [_prompt(last - number * ranks - r, vocabulary, length) for r in range(ranks)]
         yield {
@@ -107,21 +107,21 @@ def _prompt(number: int, vocabulary: int, length: int = PROMPT_TOKENS) -> list[i
 async def answer_made_up(mode: str, manager: Any) -> None:
     """Answer every made-up batch through `manager`, upstream's `TokenizerManager`.
 
-    mode: of disaggregation; servers of one half are not warmed up. A failure is logged and ends
+    mode: of disaggregation; a server of one half is not warmed up. A failure is logged and ends
     the warm-up, not the start.
     """
     if mode != "null" or upstream.get_serving().skip_server_warmup:
         return
     began, ranks = time.monotonic(), upstream.get_parallel().num_dp_ranks
     schedule = upstream.get_schedule()
-    # Requests of a batch wait in the queue first, and a full one refuses the rest of them.
+    # Requests of a batch first wait in the queue; a full queue refuses the rest of them.
     running = min(schedule.max_running_requests, schedule.max_queued_requests or 1 << 30)
     try:
         vocabulary = int(manager.model_config.vocab_size)
         for body in bodies(running * ranks, vocabulary):
             await _answer(manager, body)
         await _answer_staggered(manager, ranks, vocabulary)
-    except (ValueError, HTTPException) as error:  # as upstream refuses and aborts requests
+    except (ValueError, HTTPException) as error:  # upstream refuses or aborts requests
         logger.warning(
             "sglang-dspark: kernels will be compiled while serving: a made-up request failed (%s)",
             error,
@@ -153,7 +153,7 @@ async def _answer(manager: Any, body: dict[str, Any], begun: asyncio.Event | Non
 
 
 async def _answer_staggered(manager: Any, ranks: int, vocabulary: int) -> None:
-    """Answer each batch beside the one before it; none is left running if one fails."""
+    """Answer each batch next to the previous one; if one fails, cancel the others."""
     answers = []
     try:
         for body in staggered(ranks, vocabulary):

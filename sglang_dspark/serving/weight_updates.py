@@ -1,9 +1,9 @@
 """Update weights of a running DSPARK server: the target's, or the drafter's if it is named.
 
-Upstream (sglang/srt/managers/scheduler_components/weight_updater.py) loads what an update
-brings into every runner, the draft's too. MTP layers lie in the target's checkpoint; a DSpark
+Upstream (sglang/srt/managers/scheduler_components/weight_updater.py) loads an update's
+weights into every runner, the draft's too. MTP layers are in the target's checkpoint; a DSpark
 drafter has another one, whose layers have the names of the target's: they are overwritten, or
-loading fails, and the scheduler with it.
+loading fails and ends the scheduler.
 
 An update that names the drafter writes its parameters in place. `DSparkDraftMixin` in
 sglang/srt/models/dspark.py keeps stacked copies of some, which it never renews.
@@ -32,20 +32,20 @@ def begin_update(runners: Runners) -> None:
 
 
 def updates() -> int:
-    """Return how many updates of weights this process has begun, those that failed included."""
+    """Return the number of weight updates that this process has begun, failed ones included."""
     return _begun
 
 
 @torch.inference_mode()
 def renew_copies(model: Any) -> None:
-    """Write a draft model's weights into SGLang's stacked copies, in place: graphs read them."""
+    """Renew the heads, and copy weights into SGLang's stacked copies in place: graphs read them."""
     renew_heads(model)
-    if not hasattr(model, "layers"):  # a chain drafter (backends/cpu/chain_model.py) copies nothing
+    if not hasattr(model, "layers"):  # a chain drafter (backends/cpu/chain_model.py) has no copies
         return
     attention = [layer.self_attn for layer in model.layers]
     fused = getattr(model, "_fused_kv_write_cache", None)  # a pool's id and its bundle
     if fused is not None and fused[1] is not None:
-        # Of a class that projects in another way, as MiniMax's does, there is no such copy.
+        # A class that projects in another way, as MiniMax's does, has no such copy.
         weight = inspect.getclosurevars(fused[1].project).nonlocals.get("w_all")
         if weight is not None:
             weight.copy_(_stacked(attention, "weight"))
@@ -69,7 +69,7 @@ def renew_heads(model: Any) -> None:
 
 
 def renew_heads_of(worker: Any) -> None:
-    """Renew the heads of a worker's draft model, if it is a DSPARK worker that has one."""
+    """Renew the heads of a worker's draft model, if it is a DSPARK worker with one."""
     from sglang_dspark.serving import upstream
 
     if isinstance(worker, upstream.DSparkWorkerV2) and worker._hosts_draft:
@@ -77,7 +77,7 @@ def renew_heads_of(worker: Any) -> None:
 
 
 def _stacked(attention: list[Any], name: str) -> torch.Tensor:
-    """Rows of all layers' keys and values, [L * 2 * H * D, ...]."""
+    """Stack the rows of all layers' keys and values, [L * 2 * H * D, ...]."""
     return torch.cat(
         [getattr(a.qkv_proj, name)[a.q_size : a.q_size + 2 * a.kv_size] for a in attention]
     )

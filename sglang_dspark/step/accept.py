@@ -1,9 +1,9 @@
 """Accept drafts of sampled requests by plain decoding's own distribution (paper, 3.1).
 
-For sampled steps whose distribution upstream's rules (sglang/kernels/ops/speculative/dspark/
-dspark_accept.py) do not keep, or whose requests have seeds: `rules.py`. The rules are those
-of `verify/`; no value is read by the host, and rows after a window's verified ones have no effect.
-Called by backends/cuda/accept.py and, for its `Rule`, `either` and `judge`, backends/cpu/accept.py.
+Used for sampled steps whose requests have seeds, or whose distribution upstream's rules
+(sglang/kernels/ops/speculative/dspark/dspark_accept.py) do not keep: `rules.py`. The accept rules
+are in `verify/`. The host reads no value; rows after a window's verified ones have no effect.
+Callers: backends/cuda/accept.py, and backends/cpu/accept.py for `Rule`, `either` and `judge`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from sglang_dspark.verify.sampling import sampled_distribution
 from sglang_dspark.verify.seeded import accept_seeded, seeded_choice
 
 Rule = Callable[..., Acceptance]
-_AT_ONCE = 1 << 24  # probabilities: to sort one takes some 30 bytes
+_AT_ONCE = 1 << 24  # probabilities: sorting needs about 30 bytes for each
 
 
 def accept(
@@ -68,15 +68,15 @@ def judge(
 ) -> Acceptance:
     """Judge drafts [R, n] by the target's distributions probs [R, n + 1, V], all as if sampled.
 
-    rule: of requests without a seed. limits: [R] int64, drafts to judge. choose, checked: as of
-    `accept_seeded`; other arguments as of `accept`.
+    rule: for requests without a seed. limits: [R] int64, drafts to judge. choose, checked: as for
+    `accept_seeded`; other arguments as for `accept`.
     """
     requests, depth = drafts.shape
     outcome = rule(
         draft=drafts,
         draft_probs=_draft_probs(draft_block, depth),
         target_probs=probs,
-        # float64: of float32 uniforms one in 2^24 is 0, which accepts a draft of any probability.
+        # float64: one float32 uniform in 2^24 is 0, which accepts a draft of any probability.
         accept_uniforms=uniforms(requests, depth, like=probs),
         bonus_uniforms=uniforms(requests, like=probs),
         verify_lens=limits,

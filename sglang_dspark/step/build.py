@@ -2,7 +2,7 @@
 
 Upstream: sglang/srt/speculative/dspark_components/dspark_worker_v2.py. If we cannot
 schedule, the worker verifies every draft and logs the reason.
-backends/cpu/attach.py and backends/cuda/attach.py put the engine to work.
+backends/cpu/attach.py and backends/cuda/attach.py attach the engine to the worker.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _CHECKED = (torch.float32, torch.float16, torch.bfloat16, torch.float64)  # not 
 
 
 def obstacle(worker: Any) -> str | None:
-    """Return the reason why we cannot run the steps of this worker, on any device, or None."""
+    """Return the reason why we cannot run this worker's steps on any device, or None."""
     runner, observers = worker.model_runner, worker._observers
     epilogue = worker._verify_executor.verify_epilogue
     reasons = {
@@ -98,8 +98,8 @@ def broken_weight(drafter: nn.Module, target: nn.Module) -> str | None:
 def verify_everything(worker: Any) -> None:
     """Verify every draft in every step, in any mode in which the models were loaded.
 
-    Graphs captured for variable-length windows run no others: with them the windows have one length
-    by upstream's own rule for a planner without costs.
+    Graphs captured for variable-length windows support no other layout. With such graphs upstream's
+    rule for a planner without costs gives all windows one length.
     """
     planner = worker._verify_planner
     planner._budget_planner, planner._is_verify_all = None, True
@@ -108,7 +108,7 @@ def verify_everything(worker: Any) -> None:
 
 
 def build(worker: Any, passes: profile.Passes, clock: Clock, key: ProfileKey) -> ScheduleEngine:
-    """Profile, calibrate and compile the scheduler of a worker; logs one line.
+    """Profile, calibrate and compile the scheduler of a worker; log one line.
 
     passes: of the worker's models, on its device. clock: times its steps.
     """
@@ -137,7 +137,7 @@ def build(worker: Any, passes: profile.Passes, clock: Clock, key: ProfileKey) ->
 
 
 def _signal(worker: Any) -> Signal:
-    """Return by what this worker's drafts are admitted; logs one line for one without a head."""
+    """Return the signal that admits this worker's drafts; log one line if it has no head."""
     if worker.draft_model.confidence_head is not None:
         return "confidence"
     _log(
@@ -156,7 +156,7 @@ def _lag() -> int:
 
 
 def _planner(gamma: int, costs: CostModel, config: PlannerConfig) -> Planner:
-    """Make the planner that the configuration names, without experience."""
+    """Make the planner that the configuration names, with nothing learned."""
     chosen = current_config().schedule
     if chosen.threshold is not None:
         return ThresholdPlanner(chosen.threshold, gamma, costs.max_requests, costs, config)
@@ -200,7 +200,7 @@ def _collector() -> Collector | None:
         return None
     parallel = upstream.get_parallel()
     labels = {"model_name": upstream.get_serving().served_model_name, "tp_rank": parallel.tp_rank}
-    if parallel.dp_rank is not None:  # as SGLang's own: one of several replicas
+    if parallel.dp_rank is not None:  # as in SGLang's own labels: one of several replicas
         labels["dp_rank"] = parallel.dp_rank
     return Collector({name: str(value) for name, value in labels.items()})
 

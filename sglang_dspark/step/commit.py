@@ -1,8 +1,8 @@
 """Commit: write the pass to the draft's context, and return the step's result.
 
-Every step that runs the stages hands its features to the device, one that drafted nothing included,
-as upstream does (sglang/srt/speculative/dspark_components/dspark_kv_inject.py). A GPU writes them
-at once; a CPU may let them wait until a draft reads them (backends/cpu/context_kv.py).
+Every step that runs the stages passes its features to the device, with or without drafts, as
+upstream does (sglang/srt/speculative/dspark_components/dspark_kv_inject.py). A GPU writes them
+at once; a CPU may delay the write until a draft reads them (backends/cpu/context_kv.py).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from sglang_dspark.step.verify import VerifyInput, VerifyOutput
 
 
 def commit(device: Device, inputs: VerifyInput, verified: VerifyOutput, accepted: Any) -> None:
-    """Write hidden states of the pass as keys and values of the draft."""
+    """Write hidden states of the pass as keys and values of the draft's context."""
     device.commit(inputs, verified, accepted)
     verified.outputs.hidden_states = None
 

@@ -1,9 +1,9 @@
 """Run one decode step, from top to bottom, on any device.
 
 Replaces `DSparkWorkerV2._forward_decode` (sglang/srt/speculative/dspark_components/
-dspark_worker_v2.py) where we schedule. K is a host integer fixed before anything is drafted, except
-by `algorithm: early-stop` and `threshold`. On an accelerator verify lengths, drafts and outcomes
-stay there until the step's result is read.
+dspark_worker_v2.py) where we schedule. K is a host integer fixed before drafting, except
+with `algorithm: early-stop` and `threshold`. On an accelerator verify lengths, drafts and outcomes
+stay there until the host reads the step's result.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from sglang_dspark.step.timing import span
 def decode(state: StepState, batch: Any, publish: Callable[..., None] | None, grammar: Any) -> Any:
     """Decode every request of the batch once; return upstream's `GenerationBatchResult`.
 
-    publish: hands new lengths [R] to the scheduler as soon as they are launched. grammar: the
+    publish: passes new lengths [R] to the scheduler as soon as they are launched. grammar: the
     barrier of requests with one, or None.
     """
     with span("step"):

@@ -1,4 +1,4 @@
-"""Define what differs between devices in a decode step."""
+"""Define the interface of a decode step to its device."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Device(Protocol):
         ...
 
     def begin_prefill(self, batch: Any) -> None:
-        """Note a prefill that is launched next, whose features become the draft's context."""
+        """Record a prefill that is launched next, whose features become the draft's context."""
         ...
 
     def draft(self, batch: Any, window: Any, depth: int, seeds: Seeds | None) -> Any:
@@ -66,6 +66,6 @@ class Device(Protocol):
     def commit(self, inputs: VerifyInput, verified: VerifyOutput, accepted: Any) -> None:
         """Write hidden states to the draft's context, as its keys and values.
 
-        Those of accepted rows, or of all rows of the pass: rejected ones are never read.
+        Writes accepted rows, or all rows of the pass: rejected ones are never read.
         """
         ...

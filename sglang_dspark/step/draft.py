@@ -1,4 +1,4 @@
-"""Draft or skip: gamma tokens for every request, or a proposal of none.
+"""Draft or skip: gamma tokens for every request, or an empty proposal.
 
 Upstream, sglang/srt/speculative/dspark_components/dspark_draft.py, drafts in every step.
 """
@@ -22,8 +22,8 @@ _DEVICE_FAILED = ("CUDA error", "Triton Error [CUDA]")  # how torch's and Triton
 def propose(state: StepState, batch: Any, window: Any, step: Step, seeds: Seeds | None) -> Any:
     """Return the `DraftProposal` of a step; without drafts if its plan has none or drafting fails.
 
-    A failure ends the server if there are several ranks, as their drafts would differ, and if the
-    device failed, as it can compute nothing more.
+    Raises the drafter's error, which ends the server, in two cases: with several ranks, as their
+    drafts would differ, and if the device failed, as no later call can succeed.
     """
     if step.plan.speculates:
         try:
@@ -40,7 +40,7 @@ def propose(state: StepState, batch: Any, window: Any, step: Step, seeds: Seeds 
 
 
 def of_device(error: Exception) -> bool:
-    """Return whether the accelerator failed, other than by lack of memory: all calls fail then."""
+    """Return whether the accelerator failed, other than by lack of memory: all later calls fail."""
     if isinstance(error, torch.OutOfMemoryError):
         return False
     return isinstance(error, torch.AcceleratorError) or str(error).startswith(_DEVICE_FAILED)

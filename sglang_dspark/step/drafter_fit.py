@@ -1,7 +1,7 @@
 """Warn of a drafter that does not fit its target, and switch drafting off below a minimum.
 
-Such a drafter costs time and no answer, and nothing else shows it: every draft is rejected.
-The statistics are those of schedule/first_drafts.py. They begin anew when weights are updated.
+The target rejects every draft of such a drafter: that costs time, never a token, and no other
+log line shows it. Statistics: schedule/first_drafts.py; they restart after a weight update.
 """
 
 from __future__ import annotations
@@ -40,8 +40,7 @@ class DrafterFit:
         metrics: StepMetrics | None = None,
         renew: Callable[[], None] | None = None,
     ) -> None:
-        """metrics: gets the findings; None: they are only logged. renew: called after an update of
-        weights."""
+        """Report findings to `metrics` and the log. renew: called after an update of weights."""
         self._drafts, self._metrics, self._renew = drafts, metrics, renew
         self._updates, self._stale = weight_updates.updates(), 0
         self._warned = self._stopped = False  # logged since the last update of weights
@@ -64,7 +63,7 @@ class DrafterFit:
         return self._drafts.rests()
 
     def examines(self) -> bool:
-        """Return whether the planned step is to draft though that may not pay; call once a plan."""
+        """Return whether the planned step drafts even if that may be slower; call once a plan."""
         return self._drafts.examines()
 
     def _renew_if_updated(self) -> None:

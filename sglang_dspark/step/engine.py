@@ -1,23 +1,23 @@
 """Schedule the steps of one server: each is planned from the results that have landed.
 
     begin     plan a step: its requests are known, nothing is drafted
-    start     its work is launched from here on: the previous step's time ends
-    admit     on a host that computes: lengths by this step's confidence logits
-    calibrate on an accelerator: the lines by which it finds the lengths; its logits come later
-    landed    the step's result is on the host: lengths, accepted drafts, logits
-    processed tokens were handed out; once every request has ended, all counts are flushed
-    interrupted  something else than a decode step ran
+    start     launch the step's work: the previous step's time ends
+    admit     on a CPU: find verify lengths by this step's confidence logits
+    calibrate on an accelerator: give it the lines that set the lengths; its logits arrive later
+    landed    read the step's result on the host: lengths, accepted drafts, logits
+    processed count tokens that were handed out; flush all counts once every request has ended
+    interrupted  note work other than a decode step
 
 With overlap up to three steps are in flight: one computes, one is planned, one is handed out. No
 value of a step is read before it has landed, so a plan of step t uses the steps up to t - lag
 (paper, 3.2.2; `schedule/relay.py`), and no plan waits for a device. Some steps reuse the previous
 plan (plan_reuse.py).
 
-A step's time runs from its start to the next one's, by the clock of its device, so that it contains
-all that a token waits for; a step that was followed by a prefill has no time. Outcomes and times
-are learned when the next step begins or, while speculation is settled, in batches of a few steps:
-on a CPU, after a pass over the model's weights, none of this code is in a cache, and the second
-step of a batch costs a fraction of the first.
+A step's time is from its start to the next one's, by the clock of its device, so that it contains
+every delay of a token; a step before a prefill has no time. The engine learns outcomes and times
+when the next step begins or, while speculation is settled, in batches of BATCH steps: on a CPU a
+pass over the model's weights evicts this code from all caches, and the second step of a batch
+costs a fraction of the first.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ logger = logging.getLogger(__name__)
 
 GREEDY, SAMPLED = 0, 1  # regimes of the calibration
 BATCH = 4  # steps of settled speculation that are learned from together
-PIPELINE = 3  # most steps in flight; a result that as many have overtaken is late
-MOST_AWAITED = 256  # steps; the result of an earlier one is given up
+PIPELINE = 3  # most steps in flight; a result with as many later steps is late
+MOST_AWAITED = 256  # steps in flight; beyond them the oldest result is no longer awaited
 
 
 class ScheduleEngine:
@@ -66,9 +66,9 @@ class ScheduleEngine:
         floor: int = 0,
         speeds: SpeedTargets | None = None,
     ) -> None:
-        """clock: times the steps. fit: watches the first drafts.
+        """Time the steps by `clock`, and watch their first drafts by `fit`.
 
-        floor: drafts that every request gets in a step that drafts, at any confidence.
+        floor: drafts of every request in a step that drafts, at any confidence.
         speeds: targets of the requests; None: requests have none.
         """
         self.planner = planner
@@ -86,7 +86,7 @@ class ScheduleEngine:
         self._reuse = PlanReuse()
         self._unlearned: list[Step] = []
         self._logged: set[Fallback] = set()
-        self._ended: set[str] = set()  # requests found to have ended in the step last handed out
+        self._ended: set[str] = set()  # requests that had ended in the step last handed out
 
     def begin(
         self,
@@ -97,7 +97,7 @@ class ScheduleEngine:
         starts: bool = True,
         limits: Counts | None = None,
     ) -> Step:
-        """Plan a decode step; arguments as of `Engine.begin`."""
+        """Plan a decode step; arguments as for `Engine.begin`."""
         now = self._clock.mark() if starts else None
         last = self._steps[-1] if self._steps else None
         reuses = (
@@ -118,7 +118,7 @@ class ScheduleEngine:
         return step
 
     def _reuse_plan(self, last: Step) -> Step:
-        """Make a step with the newest one's plan; nothing is learned from it without drafts."""
+        """Make a step with the newest step's plan; the engine learns from it only if it drafts."""
         if not last.plan.speculates:
             return Step(last.plan, last.rows, last.generations, repeated=True)
         plan = self.planner.again(last.plan, self._number)
@@ -126,7 +126,7 @@ class ScheduleEngine:
         return Step(plan, last.rows, last.generations)
 
     def start(self, step: Step) -> None:
-        """Begin the newest step's time, and end the previous one's."""
+        """Start the newest step's time, and end the previous one's."""
         assert step is self._steps[-1], "steps start in the order in which they were planned"
         now = self._clock.mark()
         self._steps.pop()
@@ -159,9 +159,9 @@ class ScheduleEngine:
         return Step(plan, slots, generations, limited=limits is not None)
 
     def _undraftable(self, context: int, limits: Counts, mode: Mode = Mode.PLAIN) -> Plan:
-        """Plan a step none of whose requests may have a draft; the guard is not asked.
+        """Plan a step in which no request may have a draft; the guard is not used.
 
-        mode OFF: so are the steps to come, and what a step teaches of plain decoding is learned.
+        mode OFF: coming steps have none either, and the step's time updates plain decoding's.
         """
         requests = len(limits)
         budget = plain(requests, self.planner.costs.costs(requests, context))
@@ -178,7 +178,7 @@ class ScheduleEngine:
             last.ended = None if self._interrupted else now
 
     def admit(self, step: Step, logits: Tensor | None, greedy: Tensor | None) -> Counts:
-        """Return verify lengths l_r, [R] int64; arguments as of `Engine.admit`."""
+        """Return verify lengths l_r, [R] int64; arguments as for `Engine.admit`."""
         if step.plan.speculates:
             assert logits is not None, "a draft has confidences"
             step.regimes = regimes_of(greedy, len(step.rows))
@@ -199,7 +199,7 @@ class ScheduleEngine:
             self.metrics.count_fallback(Fallback.DRAFT_FAILED)
 
     def landed(self, step: Step, lengths: Counts, accepted: Counts) -> None:
-        """Take a step's result from the host: [R] int64 lengths and accepted drafts."""
+        """Store a step's result that is on the host: [R] int64 lengths and accepted drafts."""
         step.lengths, step.accepted = lengths, accepted
         overtaken = next((n for n, each in enumerate(reversed(self._steps)) if each is step), 0)
         if overtaken >= PIPELINE:
@@ -213,10 +213,10 @@ class ScheduleEngine:
             self._publish(step)
 
     def processed(self, reqs: Sequence[Any], accepted: Sequence[int], speculated: bool) -> None:
-        """Count a step's tokens that were handed out: its requests, accepted drafts of each.
+        """Count the tokens of a step that is handed out: its requests, accepted drafts of each.
 
-        Tokens after an answer's end are counted as lost, and so are those of a request that had
-        ended before: results are read when the next step has been launched.
+        Tokens after an answer's end are counted as lost, as are those of a request that ended in
+        the step before: results are read when the next step has been launched.
         """
         ended: set[str] = set()
         lost = 0
@@ -275,7 +275,7 @@ class ScheduleEngine:
                 followed = any(later.has_landed for later in self._steps)
                 if not followed and len(self._steps) <= MOST_AWAITED:
                     break
-                self._steps.popleft()  # its step failed: results land in the order of their steps
+                self._steps.popleft()  # the step failed: results land in the order of their steps
                 self._log_fallback(
                     Fallback.RESULT_LOST, "a step's result never came; nothing is learned from it"
                 )

@@ -1,4 +1,4 @@
-"""Define what the step asks of its scheduler, and the scheduler of `schedule.mode: static`."""
+"""Define the scheduler's interface to the step, and the scheduler of `schedule.mode: static`."""
 
 from __future__ import annotations
 
@@ -28,29 +28,29 @@ class Step:
     generations: Counts  # [R] generations of the rows
     repeated: bool = False  # reuses a plan without drafts; nothing is learned from it
     undrafted: bool = False  # its draft failed or was skipped; nothing is learned from it
-    limited: bool = False  # requests had limits of their own
+    limited: bool = False  # some requests had their own limits
     made_up: bool = False  # of the server's own warm-up; nothing is learned from it
     began: Mark | None = None
     ended: Mark | None = None
-    over: bool = False  # another step has started, or none will soon
+    over: bool = False  # another step has started, or all requests have ended
     lengths: Counts | None = None  # l_r [R]
     accepted: Counts | None = None  # [R]
     confidence: Gains | None = None  # [R, gamma] calibrated
-    logits: Gains | None = None  # [R, d] of confidence: of a head, or estimated
+    logits: Gains | None = None  # [R, d] confidence logits, of a head or estimated
     regimes: Counts | None = None  # [R]
     calibrated_by: tuple[Floats, Floats] | None = None  # slopes and shifts given to a device
     arriving: Tensor | None = None  # [R, gamma] logits, on the host when the step's result is
 
     @property
     def has_landed(self) -> bool:
-        """Return whether its outcome is on the host."""
+        """Return whether the step's outcome is on the host."""
         return self.accepted is not None and self.lengths is not None
 
 
 class Engine(Protocol):
     """Plan steps and learn from their results.
 
-    The bodies are those of an engine that only plans.
+    The default methods are those of an engine that only plans.
     """
 
     def begin(
@@ -70,15 +70,15 @@ class Engine(Protocol):
         ...
 
     def start(self, step: Step) -> None:
-        """Time the newest step from now on: its work is launched."""
+        """Start the newest step's time: its work is launched."""
         return
 
     def admit(self, step: Step, logits: Tensor | None, greedy: Tensor | None) -> Counts:
         """Return verify lengths l_r, [R] int64.
 
         logits: [R, d] float32 confidence logits of the drafted positions, of a head or estimated,
-        on the host; None when nothing was drafted. greedy: [R] bool, requests that take the
-        likeliest token; None: every request.
+        on the host; None when nothing was drafted. greedy: [R] bool, requests that decode greedily;
+        None: every request.
         """
         raise AssertionError("the leader admits")
 
@@ -86,7 +86,7 @@ class Engine(Protocol):
         """Return slopes and shifts [R, gamma] of the logits, by which a device admits.
 
         greedy: [R] bool on the host; None: every request. c = sigmoid(slope * logit + shift); a NaN
-        logit has confidence 0. Only finished steps are in them.
+        logit has confidence 0. Only finished steps contribute.
         """
         raise AssertionError("only a host admits without a schedule")
 
@@ -95,27 +95,27 @@ class Engine(Protocol):
         raise AssertionError("with several ranks a planned draft is never skipped")
 
     def landed(self, step: Step, lengths: Counts, accepted: Counts) -> None:
-        """Take a step's result from the host: [R] int64 lengths and accepted drafts."""
+        """Store a step's result that is on the host: [R] int64 lengths and accepted drafts."""
         return
 
     def processed(self, reqs: Sequence[Any], accepted: Sequence[int], speculated: bool) -> None:
-        """Count a step's tokens that were handed out: its requests, accepted drafts of each."""
+        """Count the tokens of a step that is handed out: its requests, accepted drafts of each."""
         return
 
     def interrupted(self) -> None:
-        """Discard the time of the last step: something else than a decode step ran."""
+        """Discard the time of the last step: work other than a decode step ran."""
         return
 
 
 class VerifyAll(Engine):
     """Draft gamma positions in every step and verify all of them.
 
-    Nothing is measured or learned, but a drafter that does not fit is logged. Of several ranks the
-    leader has it, and the others follow its plans.
+    It measures and learns nothing, but logs a drafter that does not fit. With several ranks only
+    the leader has it; the others follow its plans.
     """
 
     def __init__(self, gamma: int, fit: DrafterFit | None = None) -> None:
-        """fit: watches the first drafts; None: they are not watched."""
+        """Watch the first drafts by `fit`; None: do not watch them."""
         self.gamma = gamma
         self._fit = fit
         self._number = 0
@@ -129,7 +129,7 @@ class VerifyAll(Engine):
         starts: bool = True,
         limits: Counts | None = None,
     ) -> Step:
-        """Plan a decode step, as `Engine.begin`; limits: [R] int64, or None for gamma."""
+        """Plan a decode step, as in `Engine.begin`; limits: [R] int64, or None for gamma."""
         slots = rows.numpy().astype(np.int64)
         most = np.full(len(slots), self.gamma, np.int64) if limits is None else limits
         drafts = int(most.sum())
@@ -142,7 +142,7 @@ class VerifyAll(Engine):
         return Step(plan, slots, generation.numpy()[slots], limited=limits is not None)
 
     def admit(self, step: Step, logits: Tensor | None, greedy: Tensor | None) -> Counts:
-        """Return verify lengths l_r, [R] int64: all that the requests allow; 0 without a draft."""
+        """Return verify lengths l_r, [R] int64: all that the limits allow; 0 without drafts."""
         return step.plan.limits if step.plan.speculates else np.zeros_like(step.plan.limits)
 
     def skip_draft(self, step: Step, *, failed: bool) -> None:
@@ -150,7 +150,7 @@ class VerifyAll(Engine):
         step.plan, step.undrafted = step.plan.without_drafts(), True
 
     def landed(self, step: Step, lengths: Counts, accepted: Counts) -> None:
-        """Take a step's result from the host: [R] int64 lengths and accepted drafts."""
+        """Store a step's result that is on the host: [R] int64 lengths and accepted drafts."""
         step.lengths, step.accepted = lengths, accepted
         if self._fit is not None and not step.made_up:
             self._fit.observe(step)

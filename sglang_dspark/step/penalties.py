@@ -2,14 +2,14 @@
 
 Upstream's DSPARK applies none: `apply_dflash_verify_logits_adjustments` (sglang/srt/speculative/
 dflash_utils.py) reads a field for penalties that no longer exists. With overlap a
-step is launched before the previous one's tokens are on the host. So a request's counts begin with
-the host's list when it is first seen, completed by its anchor, and go on with the tokens that each
-step emits. They begin anew for another generation of a pool row, also after a retraction.
+step is launched before the previous one's tokens are on the host. So a request's counts start with
+the host's list when the request is new, plus its anchor; each step then adds its emitted tokens.
+They restart for another generation of a pool row, also after a retraction.
 
 Memory beyond the model's: 4 V bytes a request for its counts, allocated at start where all requests
-take no more than AT_START (29 MB for 48 requests of 151,936 tokens), and temporaries of COPIES
+need no more than AT_START (29 MB for 48 requests of 151,936 tokens), and temporaries of COPIES
 times AT_ONCE, 151 MB, however many requests are penalised. Both are allocated before the first
-logit is changed. Where the device has no memory for them its cached blocks are freed; then requests
+logit changes. Where the device has no memory for them its cached blocks are freed; then requests
 are penalised one by one, in COPIES times 4 V bytes.
 """
 
@@ -45,7 +45,7 @@ class OutputCounts:
     def slots(self, requests: Sequence[RowGeneration]) -> tuple[list[int], list[int]]:
         """Return the slots of a step's requests, and the places in `requests` of new ones.
 
-        A request that is not among them loses its slot: its tokens are on the host when it is
+        A request that is not in `requests` loses its slot: its tokens are on the host when it is
         scheduled again.
         """
         kept = {each: self._slots[each] for each in requests if each in self._slots}
@@ -116,9 +116,9 @@ def _parts(requests: int, like: Tensor) -> list[slice]:
 
 
 def _reserve(requests: int, like: Tensor) -> None:
-    """Have the allocator cache a block that the temporaries of these requests are cut from.
+    """Make the allocator cache a block for the temporaries of these requests.
 
-    An allocation that fails after the first changed logit could not be repeated.
+    An allocation that fails after the first changed logit could not be retried.
     """
     torch.empty(COPIES * requests * like.shape[1] * _SIZE, dtype=torch.uint8, device=like.device)
 
@@ -135,8 +135,8 @@ def _warn_of_memory() -> None:
 class StepPenalties:
     """The penalised requests of one step.
 
-    reqs: SGLang's, P of them. places: theirs in the batch. slots: theirs in the counts. new: those
-    of the P that are counted for the first time.
+    reqs: P of SGLang's requests. places: their places in the batch. slots: their slots in the
+    counts. new: those of the P that are counted for the first time.
     """
 
     counts: OutputCounts
@@ -163,7 +163,7 @@ class StepPenalties:
     def _begin(self, table: Tensor, slots: Tensor, outputs: Tensor, anchors: Tensor) -> None:
         """Count earlier output of new requests: the host's list, and an anchor it lacks."""
         listed = [self.reqs[p].output_ids for p in self.new]
-        new = _upload(self.new, table)  # an index on the host would be waited for
+        new = _upload(self.new, table)  # indexing by host values would synchronise
         mine = slots[new]
         table.index_fill_(0, mine, 0)
         cells = [
@@ -180,7 +180,7 @@ class StepPenalties:
         )
 
     def count(self, tokens: Tensor, lens: Tensor) -> None:
-        """Count what the step emits: tokens [R, W], of which the first lens [R] are."""
+        """Count the tokens that the step emits: of tokens [R, W] the first lens [R]."""
         table = self.counts.table
         assert table is not None, "penalties are applied before tokens are counted"
         rows, slots = _upload(self.places, table), _upload(self.slots, table)
@@ -254,6 +254,6 @@ def stop_ids(req: Any) -> list[int]:
 
 
 def _upload(values: Sequence[Any], like: Tensor, dtype: torch.dtype = torch.int64) -> Tensor:
-    """Copy numbers of the host to the device of `like`, without waiting for it."""
+    """Copy host numbers to the device of `like`, without waiting for it."""
     uploaded: Tensor = upstream.async_h2d(values, dtype=dtype, device=like.device)
     return uploaded

@@ -1,7 +1,7 @@
 """Call the scheduler: plan a step before any work, admit its drafts, learn from its result.
 
-Under the overlap loop of a GPU a plan is made while the step before it computes:
-sglang/srt/managers/scheduler.py calls what `get_confidence_budget_prepare` returned right before it
+Under the overlap loop of a GPU a plan is made while the previous step computes:
+sglang/srt/managers/scheduler.py calls the result of `get_confidence_budget_prepare` right before it
 launches a step. On a CPU `patches/cpu/step.py` disables that call, and `take_plan` makes the plan.
 """
 
@@ -18,11 +18,11 @@ from sglang_dspark.step.rules import limits_of
 from sglang_dspark.step.state import StepState
 from sglang_dspark.step.timing import span
 
-STEP = "dspark_step"  # attribute of upstream's result: the step that it is of
+STEP = "dspark_step"  # attribute of upstream's result: the step that it belongs to
 
 
 def plan_ahead(state: StepState, batch: Any) -> None:
-    """Plan the decode step that is launched next; a batch that prefills or is empty has none."""
+    """Plan the decode step that is launched next; a prefill or an empty batch has no plan."""
     state.planned = None
     decodes = not (batch.forward_mode.is_extend() or batch.is_extend_in_batch)
     if decodes and batch.spec_info is not None and batch.batch_size() > 0:
@@ -30,7 +30,7 @@ def plan_ahead(state: StepState, batch: Any) -> None:
 
 
 def take_plan(state: StepState, batch: Any) -> Step:
-    """Return the plan of the step that is launched now: made ahead, or here without overlap."""
+    """Return the plan of the step that is launched now; without overlap it is made here."""
     step, state.planned = state.planned, None
     if step is None:
         step = _plan(state, batch, starts=True)
@@ -69,7 +69,7 @@ def _context(batch: Any) -> Tensor:
 def greedy_requests(batch: Any) -> Tensor | None:
     """Return which requests are greedy, [R] bool on the host; None: all.
 
-    Read from the requests: to read the device's mask would wait for the device.
+    Read from the requests: reading the device's mask would wait for the device.
     """
     info = batch.sampling_info
     if info is None or info.is_all_greedy:
@@ -90,13 +90,13 @@ def admit(state: StepState, step: Step, batch: Any, logits: Tensor | None) -> Te
 
 
 def tag(result: Any, step: Step) -> Any:
-    """Attach the step to upstream's result of it, for `learn`."""
+    """Attach the step to its upstream result, for `learn`."""
     result.__dict__[STEP] = step
     return result
 
 
 def learn(state: StepState, batch: Any, result: Any) -> None:
-    """Report a step's result to the engine: it is on the host and its tokens are handed out."""
+    """Report a step's result to the engine when it is on the host and its tokens are handed out."""
     step: Step | None = result.__dict__.get(STEP)
     accepted = result.num_correct_drafts_per_req_cpu
     if step is None or accepted is None:

@@ -2,9 +2,9 @@
 
 Without drafts, one step in `1 + MOST` is planned and learned from. With one or two requests that
 draft, as many steps share a plan, and the engine learns from each: K depends on the confidences of
-one or two blocks, which are old when they are read, so little is lost by reading them less often.
+one or two blocks, which are old when they are read, so reading them less often loses little.
 Losslessness is unchanged: an older plan has less information (docs/losslessness.md). A plan that is
-made ahead, while the previous step computes, delays no step, so each of those steps has its own.
+made ahead, while the previous step computes, delays no step, so such steps never share a plan.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ class PlanReuse:
         *,
         starts: bool,
     ) -> bool:
-        """Return whether the coming step reuses the plan of the newest one; nothing ran since.
+        """Return whether the next step reuses the newest step's plan; no other work ran since.
 
-        rows [R], generation of the pool's rows, limits [R], starts: as for the coming step's plan.
+        rows [R], generation of the pool's rows, limits [R], starts: as for the next step's plan.
         A plan that explores is not reused.
         """
         plan, slots = last.plan, rows.numpy()

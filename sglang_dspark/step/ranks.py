@@ -2,12 +2,12 @@
 
 Upstream finds K on every rank and sends rank 0's verify lengths
 (sglang/srt/speculative/dspark_components/dspark_planner.py, `SpecTpSyncSite.DSPARK_PLAN`). Here the
-leader, rank 0, decides both. It sends its plan over the CPU group before anything is drafted
-(`schedule/agreement.py`), and its windows over the group of the device, between admission and
-verify pass, and no host reads them. Upstream sends drafts and accepted tokens.
+leader, rank 0, decides both. It sends its plan over the CPU group before drafting
+(`schedule/agreement.py`), and its windows over the device's group between admission and
+verify pass; no host reads the windows. Upstream sends drafts and accepted tokens.
 
-At start the leader profiles: a pass of several ranks needs all of them, and what is timed next
-depends on the clock and on what an earlier start saved (`serving/profile.py`). So the leader
+At start the leader profiles. A pass needs all ranks, and the next pass to time depends on the
+clock and on the times that an earlier start saved (`serving/profile.py`). So the leader
 announces each pass to the others.
 """
 
@@ -40,7 +40,7 @@ DONE = 0  # announced in place of a pass, as FAILED
 
 
 class Ranks:
-    """The ranks that act on one plan; without an agreement this is the only one."""
+    """The ranks that share one plan; without an agreement this is the only one."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class Ranks:
         broadcast: Callable[[Tensor], Any] | None = None,
         device: torch.device | str = "cpu",
     ) -> None:
-        """broadcast: overwrites a tensor on `device` with the leader's, on every rank."""
+        """Send windows by `broadcast`, which overwrites a tensor on `device` with the leader's."""
         self.agreement = agreement
         self._broadcast = broadcast
         self._device = torch.device(device)
@@ -60,7 +60,7 @@ class Ranks:
 
     @property
     def several(self) -> bool:
-        """Return whether others act on the same plan."""
+        """Return whether other ranks share the plan."""
         return self.agreement is not None
 
     def deciding(self) -> AbstractContextManager[None]:
@@ -76,9 +76,10 @@ class Ranks:
 
     @contextmanager
     def admitting(self, plan: Plan) -> Iterator[None]:
-        """Guard the leader's admission: if it raises, ranks that read the windows on the host raise
-        DSparkError. On an accelerator no host reads them: SGLang ends all ranks when one has
-        failed."""
+        """Guard the leader's admission: if it fails, ranks whose host reads the windows raise too.
+
+        They raise DSparkError. On an accelerator no host reads them; SGLang ends all ranks.
+        """
         try:
             yield
         except BaseException:
@@ -89,7 +90,7 @@ class Ranks:
     def windows(self, plan: Plan, admitted: Tensor | None) -> Tensor:
         """Return the leader's indptr [R + 1] int32 on the device, on every rank.
 
-        admitted: the leader's; None on the others. Nothing is sent where the plan has no drafts.
+        admitted: the leader's; None on the others. Without drafts in the plan nothing is sent.
         """
         indptr = anchors_alone(plan.requests, self._device) if admitted is None else admitted
         if self._broadcast is None or not plan.speculates:
@@ -102,7 +103,7 @@ class Ranks:
 
 
 class Follower(Engine):
-    """Act on the leader's plans: the engine of a rank that admits and learns nothing."""
+    """Follow the leader's plans: the engine of a rank that admits and learns nothing."""
 
     def __init__(self, agreement: Agreement) -> None:
         self._agreement = agreement
@@ -116,7 +117,7 @@ class Follower(Engine):
         starts: bool = True,
         limits: Counts | None = None,
     ) -> Step:
-        """Receive the leader's plan for rows [R] of the pool; as `Engine.begin`.
+        """Receive the leader's plan for rows [R] of the pool, as in `Engine.begin`.
 
         Raises DSparkError where the leader failed or decodes another batch.
         """
@@ -129,7 +130,7 @@ def _slots(rows: Tensor) -> Counts:
 
 
 def ranks_of(worker: Any) -> Ranks:
-    """Return the ranks with which this worker of upstream's shares its steps."""
+    """Return the ranks with which upstream's worker shares its steps."""
     group = upstream.get_parallel().tp_group
     if group.world_size == 1:
         return Ranks()
@@ -162,7 +163,7 @@ def engine_for(
 
 
 def _follow(agreement: Agreement, passes: Passes) -> None:
-    """Run the passes that the leader announces until it has measured enough."""
+    """Run the passes that the leader announces until it ends. Raises DSparkError if it failed."""
     while (announced := _send(agreement)) != DONE:
         if announced == FAILED:
             raise failed(agreement.leader)
@@ -171,7 +172,7 @@ def _follow(agreement: Agreement, passes: Passes) -> None:
 
 
 class _Announced:
-    """The leader's passes (`profile.Passes`), each of which is announced before it runs."""
+    """The leader's passes (`profile.Passes`); each is announced before it runs."""
 
     def __init__(self, own: Passes, agreement: Agreement) -> None:
         self._own, self._agreement = own, agreement
@@ -189,7 +190,7 @@ class _Announced:
 
 
 def _send(agreement: Agreement, message: Any = None) -> Any:
-    """Send the leader's message to every rank, as JSON; returns it."""
+    """Send the leader's message to every rank, as JSON, and return it."""
     text = json.dumps(message, default=int).encode()
     size = torch.tensor([len(text)])
     dist.broadcast(size, src=agreement.leader, group=agreement.group)

@@ -1,9 +1,9 @@
-"""Choose how a step's sampled requests are accepted, from settings that the host knows.
+"""Choose how a step's sampled requests are accepted, from settings on the host.
 
 SGLang's DSPARK ignores penalties and seeds. Its distribution of verified rows ignores
 min-p and normalises between top-k and top-p (`build_speculative_verify_target_probs`,
-sglang/srt/speculative/dflash_utils.py). Where rows have different cuts, or top-p, it needs
-FlashInfer and raises without.
+sglang/srt/speculative/dflash_utils.py). Where rows have different cuts, or top-p, it
+requires FlashInfer and otherwise raises.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ class Cuts:
 
     @property
     def listed(self) -> int | None:
-        """`most` if every request's kept tokens can be listed."""
+        """Return `most` if every request's kept tokens can be listed, else None."""
         return self.most if self.most is not None and self.most <= MOST_LISTED else None
 
     @property
     def kinds(self) -> int:
-        """The number of cuts in use, 0 to 3."""
+        """Return the number of cuts in use, 0 to 3."""
         return self.top_k + self.top_p + self.min_p
 
 
@@ -59,7 +59,7 @@ class Rules:
 
 
 def rules_of(worker: Any, counts: OutputCounts, batch: Any) -> Rules:
-    """Return the rules of a decode step; reads nothing of the device."""
+    """Return the rules of a decode step, without reading from the device."""
     info = batch.sampling_info
     if info is None:
         return Rules()
@@ -72,7 +72,7 @@ def rules_of(worker: Any, counts: OutputCounts, batch: Any) -> Rules:
 
 
 def cuts_of(settings: Iterable[Any]) -> Cuts:
-    """Return the cuts of the sampled ones among SGLang's `SamplingParams`.
+    """Return the cuts of the sampled requests among SGLang's `SamplingParams`.
 
     SGLang's own flags count greedy requests too, whose top-k is 1.
     """
@@ -87,8 +87,8 @@ def cuts_of(settings: Iterable[Any]) -> Cuts:
 
 
 def own_rule(cuts: Cuts, seeds: Seeds | None) -> bool:
-    """Return whether SGLang's accept rule would have another distribution, raise, or differ from
-    the rule that the configuration names."""
+    """Return whether the step needs our accept rule: SGLang's would have another distribution,
+    raise, or differ from the configured rule."""
     if seeds is not None or cuts.min_p or cuts.kinds > 1:
         return True
     if cuts.kinds == 0:
@@ -104,7 +104,7 @@ def has_flashinfer() -> bool:
 
 @cache
 def names_block_rule() -> bool:
-    """Return whether the configuration file itself says `verify.rule: block`."""
+    """Return whether the configuration file itself sets `verify.rule: block`."""
     loaded = load_config()
     return loaded.config.verify.rule == "block" and loaded.origins["verify.rule"] != "default"
 
@@ -115,10 +115,10 @@ def limits_of(reqs: list[Any], gamma: int) -> Counts | None:
     SGLang (srt/speculative/dflash_utils.py) calls a custom logit processor for all rows of a window
     with one `__req__`, whose output ends at the anchor: for later rows plain decoding has another
     result. So a request with a processor that reads the answer gets no drafts. SGLang's own
-    `DisallowedTokensLogitsProcessor` reads nothing but the row, and keeps its drafts.
+    `DisallowedTokensLogitsProcessor` reads only the row, and keeps its drafts.
 
     With overlap a processor may see the answer without its last token, as in plain decoding: a
-    step is launched before the previous one has been handed out.
+    step is launched before the previous one is handed out.
     """
     if not any(req.custom_logit_processor for req in reqs):
         return None

@@ -1,8 +1,8 @@
 """Draw drafts and first tokens of requests with a seed by seed and position.
 
-SGLang reads a request's `sampling_seed` (OpenAI: `seed`) under
---enable-deterministic-inference alone, and its DSPARK never reads it. The draws are
-those of verify/seeded.py; the accept rule is `accept.py`. The host knows the requests with a seed,
+SGLang reads a request's `sampling_seed` (OpenAI: `seed`) only under
+--enable-deterministic-inference, and its DSPARK never reads it. verify/seeded.py defines the
+draws, `accept.py` the accept rule. The host knows the requests with a seed,
 so a batch without any costs nothing.
 """
 
@@ -34,8 +34,8 @@ class Seeds:
 
 @dataclass(frozen=True)
 class DraftSeeds:
-    """seeds: of a step that drafts. anchors: [R] int64, positions of its anchors. waits: of
-    verify/seeded.py, or a faster one."""
+    """seeds: of a step that drafts. anchors: [R] int64, positions of its anchors. waits:
+    verify/seeded.py's function, or a faster one."""
 
     seeds: Seeds
     anchors: Tensor
@@ -49,7 +49,7 @@ class DraftSeeds:
         place: int,
         tokens: Tensor | None = None,
     ) -> Tensor:
-        """Return columns [R] of draft position `place`, of seeded requests drawn by their seeds.
+        """Replace the tokens of seeded requests in columns [R] by draws at draft position `place`.
 
         logits: [R, n] of that position. temperatures: [R] > 0. tokens: [n] token ids of the
         columns; None: each its own index.
@@ -94,7 +94,7 @@ def seeded_prefill(batch: Any) -> Iterator[None]:
 
 
 def first_tokens(tokens: Tensor, probs: Tensor, sampling_info: Any, positions: Tensor) -> Tensor:
-    """Return tokens [R], those of seeded requests drawn anew from probs [R, V] before cuts.
+    """Replace the tokens [R] of seeded requests by seeded draws from probs [R, V] before cuts.
 
     positions: [R], of the prompts' last tokens. Outside `seeded_prefill` tokens are unchanged.
     """
@@ -148,7 +148,7 @@ def draft_block(
     device: Any,
     tp_sync: Any,
 ) -> Any:
-    """Run upstream's `sample_draft_block`, step by step, with the choices of seeded requests.
+    """Run upstream's `sample_draft_block` step by step, with the draws of seeded requests.
 
     base_logits: [R, gamma, n]. anchor_tokens: [R]. Returns upstream's `DraftBlockResult`.
     """

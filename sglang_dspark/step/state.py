@@ -20,7 +20,7 @@ LONGEST_REST = 512  # steps: with a drafter that always fails, one step in 513 t
 
 @dataclass
 class DraftFaults:
-    """Skip drafts after one failed, for longer with every failure in a row.
+    """Skip drafts after a draft failed, for longer with every failure in a row.
 
     Results need no drafts, so an error of the drafter costs time and never a request: its step
     decodes plainly. The pause doubles with every failure in a row, up to LONGEST_REST steps.
@@ -38,7 +38,7 @@ class DraftFaults:
         return True
 
     def failed(self, error: Exception) -> None:
-        """Count a failed draft; logged once for all failures in a row."""
+        """Count a failed draft; log it once for all failures in a row."""
         if self.in_row == 0:
             logger.warning(
                 "sglang-dspark: a draft failed (%s: %s); its step decodes without drafts, and so "
@@ -63,8 +63,8 @@ class StepState:
 
     worker: upstream's. ranks: the ranks that run each step together; the engine is the leader's.
     planned: the step that is launched next, with overlap. counts: output tokens of penalised
-    requests. faults: recent failures of drafts. end_warm_up: called once, when the first request
-    arrives that is not of the server's own warm-up; None afterwards, or without a warm-up.
+    requests. faults: recent failures of drafts. end_warm_up: called once, at the first request
+    that is not of the server's own warm-up; None afterwards, or without a warm-up.
     """
 
     worker: Any
@@ -77,7 +77,7 @@ class StepState:
     end_warm_up: Callable[[], None] | None = None
 
     def prefills(self, batch: Any) -> None:
-        """Note that a batch prefills: the last decode step gets no time, a warm-up may be over."""
+        """Record a prefill: the last decode step gets no time, and a warm-up may end."""
         self.engine.interrupted()
         self.device.begin_prefill(batch)
         if self.end_warm_up is not None and not is_made_up(batch.reqs):

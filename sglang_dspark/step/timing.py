@@ -22,7 +22,7 @@ class Clock(Protocol):
     """Set marks where work is launched; measure the time between two that have passed."""
 
     def mark(self) -> Mark:
-        """Mark the moment when all that was launched so far is done."""
+        """Mark the moment when all work launched so far is done."""
         ...
 
     def seconds(self, begin: Mark, end: Mark) -> float | None:
@@ -30,8 +30,8 @@ class Clock(Protocol):
         ...
 
     def lead(self) -> None:
-        """Keep the device busy for a moment, so that the launches that follow wait for the device
-        and not for the host, as in a server with overlap."""
+        """Keep the device busy for a moment: later launches then wait for the device, not for the
+        host, as in a server with overlap."""
         ...
 
 
@@ -39,7 +39,7 @@ class HostClock:
     """Time work that is done when its call returns: a CPU's."""
 
     def __init__(self, read: Callable[[], float]) -> None:
-        """read: seconds of the thread that computes."""
+        """Read the time by `read`: seconds of the thread that computes."""
         self._read = read
 
     def mark(self) -> float:
@@ -51,7 +51,7 @@ class HostClock:
         return end - begin
 
     def lead(self) -> None:
-        """Do nothing: no work is queued on this device."""
+        """Return at once: this device queues no work."""
 
 
 def span(stage: str) -> AbstractContextManager[Any]:

@@ -2,10 +2,10 @@
 
 Verify lengths become the ragged windows of one pass, without their values on the host: indptr
 [R + 1] int32. Request r has the rows indptr[r] to indptr[r + 1] of the packed pass, its
-anchor and l_r drafts. The step's stages, and ranks, hand indptr to each other.
+anchor and l_r drafts. The step's stages, and ranks, exchange indptr.
 
-Upstream: sglang/srt/speculative/dspark_components/dspark_verify.py does the pass, in a
-graph where one was captured, and accepts there too if every request is greedy.
+Upstream: sglang/srt/speculative/dspark_components/dspark_verify.py runs the pass, in a
+captured graph where there is one, and accepts in it if every request is greedy.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 class VerifyInput:
     """Input of a verify pass: a step's batch with its drafts, windows and layout.
 
-    Types are upstream's where none is ours. draft_input: the batch's `spec_info` before the pass,
+    Types are upstream's where we have none. draft_input: the batch's `spec_info` before the pass,
     which replaces it. drafted: any draft may be verified. foldable: a graph may accept in the pass.
     rules: sampling rules that the device adds to upstream's.
     """
@@ -45,7 +45,7 @@ class VerifyInput:
 
     @property
     def requests(self) -> int:
-        """R."""
+        """Return R."""
         return len(self.batch.seq_lens)
 
 
@@ -78,7 +78,7 @@ def anchors_alone(requests: int, device: torch.device | str = "cpu") -> Tensor:
 
 
 def layout_of(indptr: Tensor, tokens: int) -> Any:
-    """Make upstream's `RaggedVerifyLayout` of these windows in a pass of `tokens`, on a GPU."""
+    """Make upstream's `RaggedVerifyLayout` of these windows in a GPU pass of `tokens` rows."""
     return upstream.RaggedVerifyLayout(
         verify_lens=indptr.diff(),
         graph_num_tokens=tokens,
@@ -112,7 +112,7 @@ def verify_input(
     *,
     drafted: bool,
 ) -> VerifyInput:
-    """Collect the input of the pass over these windows; arguments as in `VerifyInput`."""
+    """Collect the input of the pass over these windows; arguments as for `VerifyInput`."""
     ids = proposal.verify_ids
     if ids is None:
         tokens = proposal.draft_block.draft_tokens
@@ -137,7 +137,7 @@ def may_fold(worker: Any, batch: Any, proposal: Any, rules: Rules) -> bool:
 def verify(device: Device, inputs: VerifyInput, grammar: Any) -> VerifyOutput:
     """Run the target over the windows; grammar: upstream's barrier, or None."""
     batch = inputs.batch
-    # The tree reads the drafts back: before the launch, so that it does not wait for the pass.
+    # Built before the launch: the tree reads the drafts back, and would wait for the pass.
     tree = upstream.GrammarTree.from_linear_chain(inputs.ids) if batch.has_grammar else None
     upstream.prepare_mamba_track_for_verify(batch)
     verified = device.run(inputs)

@@ -19,7 +19,12 @@ def _engine(pair: Pair, tokens: int) -> ReferenceEngine:
     )
 
 
-def test_share_in_the_engine(pair: Pair, prompts: list[list[int]]) -> None:
+@pytest.mark.parametrize("head", [True, False])
+def test_share_in_the_engine(
+    pair: Pair, prompts: list[list[int]], monkeypatch: pytest.MonkeyPatch, head: bool
+) -> None:
+    if not head:
+        monkeypatch.setitem(pair.drafter._modules, "confidence_head", None)
     engine = _engine(pair, 60)
     before = engine.run(prompts[:3])
     found = engine_share(engine, pair.drafter, prompts)

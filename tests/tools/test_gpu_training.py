@@ -318,7 +318,7 @@ def test_so_many_steps_are_planned_as_fit(
     answered: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By the quicker way; the steps that were timed are steps of the run."""
-    times = iter([0.4, 0.3, 0.4, 0.4])
+    times = iter([0.4, 0.3, 0.4, 0.39])  # 0.39 is within the margin: not compiled
 
     def seconds(trainer: Trainer) -> float:
         trainer.train_step()
@@ -332,7 +332,7 @@ def test_so_many_steps_are_planned_as_fit(
     assert 2 * PROBE + 0.9 * 2900 / 0.3 < found.steps <= 2 * PROBE + 0.9 * 3000 / 0.3
     monkeypatch.setenv("KIT_TRAIN_SECONDS", "6000")
     again = planned(answered.model_copy(update={"run_dir": tmp_path / "b"}), "cpu", 3000.0)
-    assert not again.compiled
+    assert (again.compiled, again.step_s) == (False, 0.4)
     assert again.steps > 2 * PROBE + 0.9 * 5900 / 0.4
 
 

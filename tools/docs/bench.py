@@ -1,6 +1,6 @@
 """Write the tables of `dspark bench` into docs/scheduler.md and docs/results-targets.md, from JSON.
 
-`python -m tools.docs.bench` rewrites what stands between the marks of each table, so that pages and
+`python -m tools.docs.bench` rewrites the text between the marks of each table, so that pages and
 files cannot differ.
 """
 
@@ -36,19 +36,19 @@ class Table(NamedTuple):
     write: Callable[..., Iterator[str]]
 
     def rewrite(self, page: str) -> str:
-        """Return the page with this table from its files."""
+        """Return the page with this table rebuilt from its files."""
         text = "\n".join(self.write(*(result(name) for name in self.sources)))
         return rewritten(page, text, (f"<!-- {self.mark}: begin -->", f"<!-- {self.mark}: end -->"))
 
 
 def result(name: str) -> Document:
-    """Read a file of results/. Raises DSparkError when it cannot be read."""
+    """Read a file of results/. Raises DSparkError if it cannot be read."""
     found: Document = results(ROOT / "results" / f"{name}.json")
     return found
 
 
 def gammas(found: Document) -> Iterator[str]:
-    """Plain, the best fixed gamma and the scheduler, by users."""
+    """Tabulate plain decoding, the best fixed gamma and the scheduler by users."""
     yield (
         "| users | plain, tok/s | best fixed gamma | scheduled | over plain (95%) "
         "| over the best fixed (95%) |"
@@ -63,7 +63,7 @@ def gammas(found: Document) -> Iterator[str]:
 
 
 def more_gammas(many: Document, few: Document) -> Iterator[str]:
-    """Runs with more trials and fewer loads."""
+    """Tabulate the runs with more trials and fewer loads."""
     yield "| run | users | over plain (95%) | over the best fixed (95%) | trials |"
     yield "|---|---|---|---|---|"
     for name, found in (("many users", many), ("few users", few)):
@@ -77,7 +77,7 @@ def more_gammas(many: Document, few: Document) -> Iterator[str]:
 
 
 def serve(found: Document) -> Iterator[str]:
-    """Answers of one length: over plain decoding while all users are busy, and over the round."""
+    """Tabulate speedups with answers of one length: while all users are busy, and a whole round."""
     yield (
         "| users | over plain while all users are busy "
         "| from the first request to the last answer |"
@@ -92,7 +92,7 @@ def serve(found: Document) -> Iterator[str]:
 
 
 def formats(found: Document) -> Iterator[str]:
-    """Tokens/s of one user by server and format of the weights."""
+    """Tabulate tokens/s of one user by server and weight format."""
     speeds = {arm["arm"]: f"{arm['tokens_per_s']:.0f}" for arm in found["metrics"]["arms"]}
     yield "| server | format | plain, tokens/s | DSpark, tokens/s |"
     yield "|---|---|---|---|"
@@ -103,7 +103,7 @@ def formats(found: Document) -> Iterator[str]:
 
 
 def over_llama(eight: Document, embedded: Document, threads: Document) -> Iterator[str]:
-    """DSpark with int8 weights over llama.cpp, with the prefill and without it."""
+    """Tabulate DSpark with int8 weights over llama.cpp, with prefill and without it."""
     yield (
         "| settings | Q8_0, whole answer | Q8_0, decode alone | Q4_0, whole | Q4_0, decode | file |"
     )

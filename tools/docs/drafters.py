@@ -1,7 +1,7 @@
 """Write the tables of docs/results-drafters.md from the JSON files of results/.
 
-`python -m tools.docs.drafters` rewrites the text between the page's marks, so that the page and its
-files cannot differ.
+`python -m tools.docs.drafters` rewrites the text between the page's marks, so that page and files
+cannot differ.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ ALIKE = {
 PAPER = {"dspark": "DSpark, 5 layers", "dflash": "DFlash, 5 layers", "eagle3": "Eagle3, 1 layer"}
 SHIPPED = "dspark-averaged"
 POSITIONS = ("dspark", "eagle3", "dflash", "mtp5")
-# Results by file: what their base is, and what each of the others changes of it.
+# By result file: the base recipe, and the change that each other training makes to it.
 ABLATIONS = {
     "drafters_ablation": (
         "nothing: 3 layers, Markov head of rank 128, gamma 5; 5,120 answers",
@@ -64,7 +64,7 @@ ABLATIONS = {
         },
     ),
 }
-# What recipes must share before their drafters are compared.
+# Recipes must agree in these fields before their drafters are compared.
 _SCHEDULE = ("steps", "sequences_per_step", "anchors_per_sequence", "learning_rate")
 _DRAFTER = ("gamma", "target_layer_ids", "draft_vocab", "init_from_target")
 STAGES = {
@@ -81,7 +81,7 @@ TABLES = {
 
 
 def paper() -> list[str]:
-    """Tabulate the drafters of the paper's recipes, sampled as the paper's."""
+    """Tabulate the drafters of the paper's recipes, sampled at T=1 as in the paper."""
     of = {"T=1": _metrics("drafters_paper_sampled")}
     return [
         *wrapped(trained_alike(RECIPES)),
@@ -113,7 +113,7 @@ def alike() -> list[str]:
 
 
 def ablations() -> list[str]:
-    """Tabulate what one change of the shipped recipe does to tau, of both groups of trainings."""
+    """Tabulate the effect on tau of one change to the shipped recipe, by group of trainings."""
     rows, files = ["| changed | T=1 | T=0 |", "|---|---|---|"], []
     for file, (nothing, changes) in ABLATIONS.items():
         both = (f"{file}_sampled", file)
@@ -128,7 +128,7 @@ def ablations() -> list[str]:
 
 
 def overhead() -> list[str]:
-    """Tabulate the share of a round that the sequential loop takes, by block length and context."""
+    """Tabulate the sequential loop's share of a round by block length and context."""
     rows, contexts = [], []
     for row in _metrics("drafters_overhead")["drafters"]:
         contexts = [f"{each['context']:,}" for each in row["direct"]]
@@ -144,7 +144,7 @@ def overhead() -> list[str]:
 
 
 def positions() -> list[str]:
-    """Tabulate how often draft k is accepted when all drafts before it were."""
+    """Tabulate the acceptance rate of draft k given that all drafts before it were accepted."""
     curves = _metrics("drafters_positions")["curves"]
     of = {ALIKE[each]: curves[each] for each in POSITIONS}
     of["shipped: DSpark, 3 layers"] = _metrics("drafters_shipped_positions")["curves"][SHIPPED]
@@ -174,7 +174,7 @@ def shipped() -> list[str]:
     errors = [
         f"| {name} | "
         + " | ".join(
-            # Where requests do not differ, none has a shift of its own.
+            # Without differences between requests there is no stage of per-request shifts.
             f"{100 * group['overall'].get(stage, group['overall']['shifted'])['ece']['value']:.1f}%"
             for group in groups.values()
         )
@@ -194,7 +194,7 @@ def shipped() -> list[str]:
 
 
 def traffic() -> list[str]:
-    """Tabulate confidence when requests change from math to chat, by where the table comes from."""
+    """Tabulate calibration error as requests change from math to chat, by source of the table."""
     rows = []
     for file, fitted in TABLES.items():
         metrics = _metrics(file)
@@ -214,10 +214,10 @@ def traffic() -> list[str]:
 
 
 def trained_alike(recipes: Path) -> str:
-    """Say in one sentence on what the recipes' drafters were trained.
+    """Describe the common training of the recipes' drafters in one sentence.
 
-    Raises DSparkError where two recipes differ in data, steps, blocks a step or features: their
-    figures must not be called a comparison of methods.
+    Raises DSparkError if two recipes differ in data, steps, blocks a step or features, because
+    their figures would not compare methods alone.
     """
     found = {name: load_yaml(recipes / f"{name}.yaml") for name in PAPER}
     facts = {
@@ -267,7 +267,7 @@ def _trained(tau: Mapping[str, Any]) -> Iterable[str]:
 
 
 def _trained_ratios(of: Mapping[str, Any]) -> Iterable[str]:
-    """Yield DSpark's tau over each other's: every training, and the mean by both intervals."""
+    """Yield ratios of DSpark's tau to each rival's: every training, the mean's two intervals."""
     yield "| DSpark over | each training | mean, 95% over trainings | 95% over prompts |"
     yield "|---|---|---|---|"
     for about, metrics in of.items():
@@ -279,7 +279,7 @@ def _trained_ratios(of: Mapping[str, Any]) -> Iterable[str]:
 
 
 def _ratios(of: Mapping[str, Mapping[str, Any]], names: Mapping[str, str]) -> Iterable[str]:
-    """Yield the first drafter's tau over each other's, paired by prompt."""
+    """Yield ratios of the first drafter's tau to each other one's, paired by prompt."""
     first = next(iter(names))
     yield f"| {names[first].split(',')[0]} over | " + " | ".join(of) + " |"
     yield "|---" * (1 + len(of)) + "|"
@@ -296,7 +296,7 @@ def _percent(ratio: Mapping[str, float]) -> str:
 
 
 def _less(ratio: Mapping[str, float]) -> str:
-    """Format what the second of two drafters has over the first."""
+    """Format the inverse of a ratio: the second drafter over the first."""
     turned = {"value": "value", "low": "high", "high": "low"}
     return _percent({key: 1 / ratio[other] for key, other in turned.items()})
 
@@ -332,7 +332,7 @@ BLOCKS: Mapping[str, Callable[[], Sequence[str]]] = {
 
 
 def page(text: str) -> str:
-    """Return the page with every generated block written anew."""
+    """Return the page with all generated blocks rewritten."""
     for name, make in BLOCKS.items():
         marks = (f"<!-- {name}: begin -->", f"<!-- {name}: end -->")
         text = rewritten(text, "\n".join(make()), marks)

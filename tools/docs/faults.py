@@ -1,4 +1,4 @@
-"""Writes docs/faults.md from results/faults_cpu.json, the record of `python -m tests.faults`."""
+"""Write docs/faults.md from results/faults_cpu.json, the record of `python -m tests.faults`."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ TAIL = (
 
 
 def faults_page(path: Path = RESULTS) -> str:
-    """Return docs/faults.md; without a record it says so. Raises DSparkError on another file."""
+    """Return docs/faults.md, also without a record. Raises DSparkError for an invalid record."""
     if not path.exists():
         return INTRODUCTION + UNRECORDED
     with reading(path, "record of faults", "`python -m tests.faults` writes it"):

@@ -1,4 +1,4 @@
-"""Write docs/gpu.md from the rules that decide."""
+"""Write docs/gpu.md from the rules by which a GPU server schedules."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ skipping a draft pays: only a server on a GPU shows these.
 
 
 def gpu_page() -> str:
-    """Return docs/gpu.md: what is scheduled on a GPU, for users."""
+    """Return docs/gpu.md."""
     gpus = [
         f"| {gpu.models} | {gpu.backend}, by {'this package' if gpu.ours else 'SGLang'} | yes |"
         for gpu in GPUS

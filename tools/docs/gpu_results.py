@@ -1,4 +1,4 @@
-"""Write docs/results-gpu.md from the files of results/ that came from a GPU."""
+"""Write docs/results-gpu.md from the result files measured on a GPU."""
 
 from __future__ import annotations
 
@@ -139,12 +139,12 @@ head and sampled acceptance. Not measured: SGLang's acceptance with top-p, which
 
 
 def results_page() -> str:
-    """Return docs/results-gpu.md: what was measured on a GPU, for reviewers."""
+    """Return docs/results-gpu.md."""
     return HEAD + servers() + experts() + OPERATORS + measured() + REST
 
 
 def servers() -> str:
-    """Write what served targets showed: tokens/s by arm and load, step times, equal answers."""
+    """Write the results of served targets: tokens/s by arm and load, step times, equal answers."""
     found = _read("first")
     rows = found["metrics"]["rows"]
     cells = [row for row in rows if "server" in row and "users" in row and row["repeat"]]
@@ -176,7 +176,7 @@ def _shown(ratio: Mapping[str, Any]) -> bool:
 
 
 def _over_plain(rows: Sequence[Mapping[str, Any]], repeat: int, users: int = 8) -> float:
-    """Return ours over plain decoding in one round, greedily."""
+    """Return the greedy speed of our server over plain decoding's in one round."""
     speeds = {
         row["server"]: row["whole_tokens_per_s"]
         for row in rows
@@ -187,7 +187,7 @@ def _over_plain(rows: Sequence[Mapping[str, Any]], repeat: int, users: int = 8) 
 
 
 def _speeds(cells: Sequence[Mapping[str, Any]]) -> Iterable[str]:
-    """Yield a table: a line for each load and kind of sampling, a column for each arm."""
+    """Yield a table with a line for each load and kind of sampling, a column for each arm."""
     yield f"| users | sampling | {' | '.join(_ARMS.values())} | ours over plain | tau |"
     yield "|---" * (4 + len(_ARMS)) + "|"
     loads = dict.fromkeys((row["sampling"], row["users"]) for row in cells)
@@ -237,7 +237,7 @@ def experts() -> str:
 
 
 def measured() -> str:
-    """Write what was compared, and times next to SGLang's, from the files of results/."""
+    """Write the comparisons with references, and operator times next to SGLang's and torch's."""
     parity, again = _read("parity"), _read("operators")
     found, now = parity["metrics"], again["metrics"]
     compared = [
@@ -262,7 +262,7 @@ def measured() -> str:
 
 
 def in_graphs() -> str:
-    """Write a table of each published file of the kit's stage `operators`, one a device."""
+    """Write a table for each published file of the kit's stage `operators`, one a device."""
     parts = []
     for file in sorted(_RESULTS.glob("gpu_operators_*.json")):
         found = json.loads(file.read_text(encoding="utf-8"))
@@ -303,7 +303,7 @@ def _time(row: Mapping[str, Any]) -> str:
 
 
 def _of(names: Sequence[str]) -> Iterable[str]:
-    """Yield a line for each operator of these files, ours / SGLang's by number of requests."""
+    """Yield a line for each operator of these files: our / SGLang's us by number of requests."""
     yield _header([f"ours / SGLang's, us, {_NAMED}", *map(_requests, _SHOWN), "file"])
     for name in names:
         lines: dict[str, dict[int, str]] = {}

@@ -1,8 +1,8 @@
-"""Writes docs/metrics.md from the metrics that a scheduled server registers.
+"""Write docs/metrics.md from the metrics that a scheduled server registers.
 
-Name, type, labels and meaning are those that the collector of serving/metrics.py gives
-prometheus_client. When to look at a metric is said here; one without such a line, or a line
-without its metric, stops the generator.
+Name, type, labels and meaning are those that the collector of serving/metrics.py registers in
+prometheus_client. `WHEN` has when to look at a metric. The generator stops if a metric has no line
+in it, or a line has no metric.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class Metric(NamedTuple):
 
 
 def metrics() -> list[Metric]:
-    """All metrics in the order in which they are registered."""
+    """Return all metrics in the order of registration."""
     collector = Collector(dict.fromkeys(LABELS, ""), CollectorRegistry())
     return [_metric(each) for each in vars(collector).values() if hasattr(each, "_labelnames")]
 

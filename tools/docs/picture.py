@@ -1,7 +1,7 @@
-"""A picture of what a command prints: `python tools/docs/picture.py [--part A B] OUT.svg COMMAND`.
+"""Draw a command's output: `python tools/docs/picture.py [--part A B] OUT.svg COMMAND`.
 
-`--part A B`, repeatable, shows the lines from the first one with the text A to the one before that
-with B (to the last where B is empty). Without it everything is shown.
+`--part A B`, repeatable, shows the lines from the first with the text A up to the next with B,
+excluded (to the last if B is empty). Without it all lines are shown.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from sglang_dspark.common.atomic_write import replace_text
 from sglang_dspark.errors import DSparkError
 
 WIDTH = 100
-# Rich's own variables: colours as on a terminal, and nothing that is drawn over.
+# Rich's variables: colours as on a terminal, without output that is overwritten.
 TERMINAL = {"TTY_COMPATIBLE": "1", "TTY_INTERACTIVE": "0", "COLUMNS": str(WIDTH)}
 
 
 def picture(title: str, printed: str) -> str:
-    """SVG of a terminal window with `printed` in it, colours and all. It loads no font."""
+    """Draw `printed`, with its colours, as an SVG of a terminal window that loads no font."""
     console = Console(record=True, width=WIDTH, file=StringIO(), force_terminal=True)
     console.print(Text.from_ansi(printed), soft_wrap=False)
     return re.sub(r"@font-face {.*?}", "", console.export_svg(title=title), flags=re.DOTALL)
 
 
 def shown(printed: str, parts: Sequence[Sequence[str]]) -> str:
-    """`parts` of what was printed, an ellipsis between two. Raises DSparkError where one is not."""
+    """Join `parts` of the output by ellipses. Raises DSparkError if a part is missing."""
     lines = printed.replace(str(Path.home()), "~").rstrip().splitlines()
     cut = []
     for first, last in parts:
@@ -45,7 +45,9 @@ def shown(printed: str, parts: Sequence[Sequence[str]]) -> str:
 
 
 def _line(lines: Sequence[str], text: str, start: int) -> int:
-    """Index of the first line from `start` on that has `text`, colours aside."""
+    """Find the index of the first line from `start` on whose text without colours has `text`.
+
+    Raises DSparkError if there is none."""
     plain = (Text.from_ansi(line).plain for line in lines[start:])
     found = next((i for i, line in enumerate(plain, start) if text in line), None)
     if found is None:

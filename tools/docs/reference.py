@@ -1,6 +1,6 @@
-"""Writes the generated pages of docs/: `python -m tools.docs.reference`, or `make docs-reference`.
+"""Write the generated pages of docs/: `python -m tools.docs.reference`, or `make docs-reference`.
 
-A test compares what lies there with what this would write.
+A test compares the pages of docs/ with the generated text.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ DOCS = Path(__file__).resolve().parents[2] / "docs"
 
 
 def generated() -> dict[str, str]:
-    """Content of every generated file, by its path below docs/."""
+    """Return the content of every generated file by its path below docs/."""
     schemas = {f"schemas/{each.slug}.json": schema_text(each) for each in DOCUMENTS}
     pages = {
         "configuration.md": configuration_page(),
@@ -33,7 +33,7 @@ def generated() -> dict[str, str]:
 
 
 def write(folder: Path = DOCS) -> list[str]:
-    """Write what differs; names of the files written."""
+    """Write the files that differ and return their names."""
     written = []
     for name, text in generated().items():
         file = folder / name

@@ -1,6 +1,6 @@
 """Write the results of screen and soak into docs/results-stability.md, from their JSON.
 
-`python -m tools.docs.screen` rewrites what stands between the page's marks, so that page and files
+`python -m tools.docs.screen` rewrites the text between the page's marks, so that page and files
 cannot differ.
 """
 
@@ -22,7 +22,7 @@ SCREEN, SOAK = ROOT / "results" / "screen_cpu.json", ROOT / "results" / "soak_cp
 
 
 def section(screen: Mapping[str, Any], soak: Mapping[str, Any]) -> str:
-    """Both results in words and tables. Raises LookupError on files of other kinds."""
+    """Write both results as text and tables. Raises LookupError for other kinds of files."""
     return "\n".join([*_screen(screen), "", *_soak(soak)])
 
 
@@ -114,7 +114,7 @@ def _settled(drift: Mapping[str, Any]) -> str:
 
 
 def results(path: Path) -> Any:
-    """A result file. Raises DSparkError when it cannot be read."""
+    """Read a result file. Raises DSparkError if it cannot be read."""
     with reading(path, "result file", "run its command again"):
         return load_json(path)
 

@@ -1,7 +1,7 @@
-"""Writes docs/configuration.md and docs/schemas/ from the pydantic models that read each file.
+"""Write docs/configuration.md and docs/schemas/ from the pydantic models that read each file.
 
-Both come from the models' JSON Schema, so a field, its range and its default are said once, where
-they are checked. A field without a description stops the generator.
+Both are generated from the models' JSON Schema, so a field, its range and its default are defined
+only where they are checked. A field without a description stops the generator.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ Some rules hold between fields; they are at the end of a section.
 
 @dataclass(frozen=True)
 class Document:
-    """A kind of file. slug: the schema's name; rules: what holds between fields."""
+    """A kind of file. slug: the schema's name; rules: constraints between fields."""
 
     model: type[BaseModel]
     slug: str
@@ -133,11 +133,11 @@ DOCUMENTS = (
 
 
 def schema_of(document: Document) -> dict[str, Any]:
-    """JSON Schema of a whole file. Of a sweep `smoke` is added, which its reader takes out."""
+    """Build the JSON Schema of a file; a sweep's gets `smoke`, which its reader removes first."""
     schema = _model_schema(document)
     if document.model is SweepConfig:
         quick = {"type": "object", "additionalProperties": False}
-        quick["properties"] = dict(schema["properties"])  # none is required there
+        quick["properties"] = dict(schema["properties"])  # all are optional there
         quick["description"] = "fields that --smoke puts in place of the others"
         schema["properties"]["smoke"] = quick
     return {
@@ -148,7 +148,7 @@ def schema_of(document: Document) -> dict[str, Any]:
 
 
 def schema_text(document: Document) -> str:
-    """The schema's file."""
+    """Return the text of the schema's file."""
     return json.dumps(schema_of(document), indent=2, ensure_ascii=False) + "\n"
 
 
@@ -158,14 +158,14 @@ def configuration_page() -> str:
 
 
 def _paragraph(text: str, indent: str = "") -> str:
-    """Wrap a paragraph or a list item as pages are."""
+    """Wrap a paragraph or a list item at 100 columns."""
     return textwrap.fill(
         text, 100, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
     )
 
 
 def field_paths(document: Document) -> set[str]:
-    """Dotted names of all fields, as `schedule.mode`; names in mappings and lists are skipped."""
+    """Return all fields' dotted names, as `schedule.mode`, without names in mappings and lists."""
     return {
         f"{prefix}{name}"
         for _, prefix, section in _sections(document)
@@ -187,7 +187,7 @@ def _chapter(document: Document) -> str:
 
 
 def _model_schema(document: Document) -> dict[str, Any]:
-    """The model's schema; an arm need not say its name, which is the file's."""
+    """Return the model's schema; an arm's name is optional, because the file has it."""
     schema = document.model.model_json_schema()
     if document.model is Arm:
         schema["required"].remove("name")
@@ -195,7 +195,7 @@ def _model_schema(document: Document) -> dict[str, Any]:
 
 
 def _sections(document: Document) -> Iterator[tuple[str, str, Schema]]:
-    """The file's own fields, then each mapping in it: heading, prefix of names, schema."""
+    """Yield heading, prefix of names and schema of the file's own fields, then of each mapping."""
     schema = _model_schema(document)
     definitions = schema.get("$defs", {})
 
@@ -225,7 +225,7 @@ def _table(document: Document, section: Schema) -> list[str]:
 
 
 def _type(field: Schema) -> str:
-    """The type in words."""
+    """Describe the type in words."""
     if "$ref" in field or "oneOf" in field:
         return "mapping, below"
     if "anyOf" in field:
@@ -245,7 +245,7 @@ def _type(field: Schema) -> str:
 
 
 def _range(field: Schema) -> str:
-    """Bounds of a value, of the items of a list, and of how many there are."""
+    """Format the bounds of a value, or of a list's length and items."""
     inner = [each for each in field.get("anyOf", []) if each.get("type") != "null"]
     inner += [field["items"]] if "items" in field else []
     own = [text.format(field[name]) for name, text in BOUNDS.items() if name in field]
@@ -261,7 +261,7 @@ def _default(field: Schema) -> str:
 
 
 def _references(field: Schema) -> list[str]:
-    """Names of the models that a field's value, or each of its values, may be."""
+    """Return names of the models that a field's value, or each of its values, may have."""
     found = [field["$ref"].rpartition("/")[2]] if "$ref" in field else []
     parts = [*field.get("anyOf", []), *field.get("oneOf", [])]
     parts += [each for key in ("items", "additionalProperties") if (each := field.get(key))]
@@ -272,5 +272,5 @@ def _references(field: Schema) -> list[str]:
 
 
 def _sentence(section: Schema) -> str:
-    """The model's docstring as one line."""
+    """Return the model's docstring as one line."""
     return " ".join(section.get("description", "").split())

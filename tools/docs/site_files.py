@@ -1,7 +1,7 @@
-"""mkdocs hook: files of the repository that pages link to are part of the site.
+"""Add the repository's files that pages link to to the site (an mkdocs hook).
 
-Pages link to result files and model cards as `../results/NAME.json`, which is right for readers of
-the repository. The site has them under `repository/`, and a link to a missing file fails the strict
+Pages link to result files and model cards as `../results/NAME.json`, which resolves in the
+repository. The site has them under `repository/`, and a link to a missing file fails the strict
 build.
 """
 
@@ -35,5 +35,5 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Point the links at where the files lie in the site."""
+    """Rewrite the links to the files' paths in the site."""
     return _LINK.sub(rf"{PLACE}/\1", markdown)

@@ -1,4 +1,4 @@
-"""Write docs/support.md: states of targets, drafters, devices and features, and faults fixed."""
+"""Write docs/support.md: states of targets, drafters, devices and features, and fixed faults."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ On a GPU the exact conditions are in [On a GPU](gpu.md#what-is-scheduled).
 
 
 def support_page() -> str:
-    """Return the page, faults from the patches themselves."""
+    """Return the page; its faults are those of the patches."""
     return PAGE + "\n".join(_fixes()) + "\n"
 
 
@@ -119,7 +119,7 @@ def _fixes() -> Iterator[str]:
 
 
 def _link(issue: str) -> str:
-    """Link a thread; a search without result stays as it is."""
+    """Link a thread; text that is no thread is unchanged."""
     if found := _NUMBER.match(issue):
         repository, number = found.groups()
         return f"[{issue}](https://github.com/{repository}/issues/{number})"

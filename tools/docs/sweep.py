@@ -1,7 +1,7 @@
 """Write the results of the sweeps into README.md and docs/results-*.md, from their JSON.
 
 `python tools/docs/sweep.py` rewrites the text between the marks of each section, so that page and
-file cannot differ; `make figures` runs it behind the sweep. All figures of a section are of one
+file cannot differ; `make figures` runs it after each sweep. All figures of a section are from one
 run: one commit, machine and drafter.
 """
 
@@ -59,7 +59,7 @@ HEAD = (
 
 
 def section(document: Mapping[str, Any]) -> str:
-    """Table and its source, of a result file of `dspark sweep`. Raises LookupError on another."""
+    """Write the table and source of a `dspark sweep` result. Raises LookupError for other files."""
     metrics = document["metrics"]
     levels = metrics["matched_speed_ratio_vs_mtp1"]["levels"]
     users = ", ".join(f"{each['level']:.0f}" for each in levels)
@@ -81,9 +81,9 @@ def section(document: Mapping[str, Any]) -> str:
 
 
 def trained_alike(folder: Path = ROOT / "drafters") -> str:
-    """State how long both served drafters were trained, and on how much, from `training.json`.
+    """Compare the trainings of both served drafters in one sentence, from `training.json`.
 
-    Drafters are alike if steps, draft tokens and answers (of the stage with the most) are equal.
+    They are alike if steps, draft tokens and answers (of the stage with the most) are equal.
     """
     mtp1, dspark = (_training(folder / f"smollm2-135m-{kind}") for kind in ("mtp1", "dspark"))
     said = (
@@ -101,7 +101,7 @@ def trained_alike(folder: Path = ROOT / "drafters") -> str:
 def _training(drafter: Path, first: int | None = None) -> tuple[int, float, int]:
     """Return steps and millions of draft tokens of all stages, and the most answers of a stage.
 
-    first: of so many stages alone.
+    first: number of stages to count; all if None.
     """
     stages = load_json(drafter / "training.json")["stages"][:first]
     steps, tokens = 0, 0
@@ -136,7 +136,7 @@ def sampled_section(document: Mapping[str, Any]) -> str:
 
 
 def equal_section(document: Mapping[str, Any]) -> str:
-    """Write the same page's section on a drafter of an earlier stage, beside the shipped one."""
+    """Write the same page's section on a drafter of an earlier stage next to the shipped one."""
     metrics, drafters = document["metrics"], ROOT / "drafters"
     trained = (
         "MTP-1's drafter has {:,} steps, {:.1f} M draft tokens and {:,} answers, that of *equal "
@@ -170,14 +170,14 @@ def equal_section(document: Mapping[str, Any]) -> str:
 
 
 def deeper_section(document: Mapping[str, Any]) -> str:
-    """Write docs/results-targets.md's section on the deeper target: closed loop alone."""
+    """Write docs/results-targets.md's section on the deeper target: closed loop only."""
     return "\n".join(_closed_loop(document, DEEPER))
 
 
 def golden_section(document: Mapping[str, Any]) -> str:
-    """Write its section on a sweep at a real shape; each table says its acceptance is simulated.
+    """Write its section on a sweep at a real shape; each table is labelled as simulated acceptance.
 
-    Raises LookupError on a sweep whose acceptance is not.
+    Raises LookupError if the acceptance was measured.
     """
     if not (label := document["metrics"]["label"]):
         raise LookupError("acceptance was measured")
@@ -277,7 +277,7 @@ def _goodput(metrics: Mapping[str, Any]) -> list[str]:
 
 
 def rewritten(page: str, table: str, marks: tuple[str, str] = (BEGIN, END)) -> str:
-    """A page with `table` between its marks. Raises DSparkError where a mark is missing."""
+    """Put `table` between a page's marks. Raises DSparkError unless each mark occurs once."""
     begin, end = marks
     if page.count(begin) != 1 or page.count(end) != 1:
         raise DSparkError(f"the page must have {begin} and {end} once each")
@@ -327,7 +327,7 @@ def _open_row(metrics: Mapping[str, Any], rate: float) -> str:
 def _compared(
     metrics: Mapping[str, Any], under: str, level: tuple[str, str, float], over: str = "dspark"
 ) -> Mapping[str, Any]:
-    """The paired ratio of an arm over another at (what, loop, level)."""
+    """Find the paired ratio of one arm over another at (what, loop, level)."""
     found: Mapping[str, Any] = next(
         each
         for each in metrics["ratios"]
@@ -349,7 +349,7 @@ def _row(metrics: Mapping[str, Any], row: Mapping[str, Any]) -> str:
 
 
 def _verdict(over_plain: Mapping[str, Any], over_mtp1: Mapping[str, Any]) -> str:
-    """Put two paired ratios into words: level means that the interval contains 1."""
+    """Put two paired ratios into words; "level" means that the interval contains 1."""
     plain, mtp1 = (
         "faster than" if each["low"] > 1 else "slower than" if each["high"] < 1 else "level with"
         for each in (over_plain, over_mtp1)
@@ -358,12 +358,12 @@ def _verdict(over_plain: Mapping[str, Any], over_mtp1: Mapping[str, Any]) -> str
 
 
 def ratio_text(each: Mapping[str, Any]) -> str:
-    """Return a ratio and its 95% interval as pages show them."""
+    """Format a ratio and its 95% interval as pages show them."""
     return f"{each['mid']:.2f} ({each['low']:.2f} to {each['high']:.2f})"
 
 
 class Section(NamedTuple):
-    """A part of a page: its marks, and what writes it from a result file."""
+    """A part of a page: its marks, and the function that writes it from a result file."""
 
     page: Path
     marks: tuple[str, str]

@@ -1,1 +1,1 @@
-"""The made traces of `configs/sweep/traces/`: small, in the formats of recorded ones."""
+"""The synthetic traces of `configs/sweep/traces/`: small, in the formats of recorded ones."""

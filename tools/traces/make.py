@@ -1,8 +1,8 @@
-"""Writes the made traces: `python -m tools.traces.make`. Seeded, so a test can make them again.
+"""Write the synthetic traces: `python -m tools.traces.make`. Seeds let a test make them again.
 
-They have the form of Mooncake's and BurstGPT's traces and nothing of their content: sizes fit the
-demo target on a CPU. Half of the Mooncake requests begin with one of three documents that others
-begin with too; two of the BurstGPT rows are of requests that failed, and have no answer.
+They have the format of Mooncake's and BurstGPT's traces, not their content: sizes fit the demo
+target on a CPU. Half of the Mooncake requests begin with one of three shared documents; two of the
+BurstGPT rows are failed requests without an answer.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ FAILED = (7, 23)
 
 
 def mooncake(seed: int = 1) -> str:
-    """JSON lines: time in ms, lengths, and the numbers of the prompt's blocks."""
+    """Generate JSON lines: time in ms, lengths in tokens, numbers of the prompt's blocks."""
     generator = np.random.default_rng(seed)
     rows = []
     unused = DOCUMENTS
@@ -46,7 +46,7 @@ def mooncake(seed: int = 1) -> str:
 
 
 def burstgpt(seed: int = 2) -> str:
-    """CSV: time in s, model, lengths, kind."""
+    """Generate CSV: time in s, model, lengths in tokens, kind."""
     generator = np.random.default_rng(seed)
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")
@@ -63,12 +63,12 @@ def burstgpt(seed: int = 2) -> str:
 
 
 def made() -> dict[str, str]:
-    """Content of every made trace by its file's name."""
+    """Return the content of every synthetic trace by file name."""
     return {"made-mooncake.jsonl": mooncake(), "made-burstgpt.csv": burstgpt()}
 
 
 def _times(generator: np.random.Generator) -> Iterator[float]:
-    """Bursty arrivals, ascending, in s."""
+    """Yield bursty arrival times in s, ascending."""
     yield from np.cumsum(generator.gamma(0.4, MEAN_GAP_S / 0.4, REQUESTS)).tolist()
 
 

@@ -1,8 +1,8 @@
-"""Runs the commands of docs/training.md, copied out of the page, from its first block to its last.
+"""Run the commands of docs/training.md, extracted from the page, from its first block to its last.
 
 Blocks fenced as `sh` run one after the other in one shell, in an empty folder. A block fenced as
-`sh server` is a command that stays: it runs beside the blocks behind it until the next server or
-the end. So the page cannot say other commands than the ones that were tried.
+`sh server` runs in the background until the next server or the end. So every command of the page is
+tested.
 
     python tools/tutorial/run.py [--json FILE] [--keep FOLDER]
 """
@@ -33,10 +33,10 @@ from sglang_dspark.ports import require_free_port
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "training.md"
 HOST = "127.0.0.1"
-_MARK = "\x1estep "  # begins a line of the script's own on its output
+_MARK = "\x1estep "  # begins the script's own lines in its output
 
-# `stop_server` waits: the next server wants the same port. A signal may come while an exit is
-# stopping the server, so the trap of signals stops it too.
+# `stop_server` waits because the next server uses the same port. A signal may arrive while the EXIT
+# trap stops the server, so the signal trap stops it too.
 _PRELUDE = """
 set -euo pipefail
 server=
@@ -61,7 +61,7 @@ trap 'stop_server; exit 130' INT TERM
 
 @dataclass(frozen=True)
 class Step:
-    """A fenced block. name: the heading it stands under. server: it stays until the next one."""
+    """A fenced block. name: its heading. server: it runs until the next server or the end."""
 
     name: str
     text: str
@@ -70,7 +70,7 @@ class Step:
 
 
 def steps(page: str) -> list[Step]:
-    """The `sh` blocks of a Markdown page, in order."""
+    """Extract the `sh` blocks of a Markdown page, in order."""
     found, heading = [], ""
     tokens = MarkdownIt().parse(page)
     for before, token in zip([tokens[0], *tokens], tokens, strict=False):
@@ -84,13 +84,13 @@ def steps(page: str) -> list[Step]:
 
 
 def health_url(found: list[Step]) -> str:
-    """Return the health URL of the page's servers; empty when no step calls a server."""
+    """Return the health URL of the page's servers; empty if the page calls no server."""
     asked = re.search(rf"http://{re.escape(HOST)}:\d+", "".join(step.text for step in found))
     return f"{asked[0]}/health_generate" if asked else ""
 
 
 def script(found: list[Step]) -> str:
-    """One bash script of all steps, each told on a line of its own before it runs."""
+    """Build one bash script of all steps, which prints a line before each."""
     url, parts = health_url(found), [_PRELUDE]
     for number, step in enumerate(found):
         parts.append(f"printf '\\n{_MARK}%d\\n' {number}\n")  # output may lack its last newline
@@ -104,9 +104,9 @@ def script(found: list[Step]) -> str:
 
 
 def run(found: list[Step], folder: Path) -> list[float]:
-    """Run the steps in `folder`, their output shown; seconds of each.
+    """Run the steps in `folder`, print their output, and return the seconds of each.
 
-    Raises DSparkError that names the block whose command failed.
+    Raises DSparkError with the block whose command failed.
     """
     if url := health_url(found):
         require_free_port(HOST, int(url.split(":")[2].split("/")[0]))
@@ -132,7 +132,7 @@ def run(found: list[Step], folder: Path) -> list[float]:
                     line = f"== {step.name} (line {step.line})\n{step.text}--\n"
                 print(line, end="", flush=True)
         except BaseException:
-            os.killpg(process.pid, signal.SIGTERM)  # the step as well, which bash waits for
+            os.killpg(process.pid, signal.SIGTERM)  # the group: bash waits for the running step
             process.wait()
             raise
     if process.returncode:
@@ -142,7 +142,7 @@ def run(found: list[Step], folder: Path) -> list[float]:
 
 
 def report(found: list[Step], seconds: list[float], folder: Path) -> dict[str, object]:
-    """The result file's metrics: seconds of each step, and MB of each of its folders on disk."""
+    """Return the result file's metrics: seconds of each step, MB on disk of each output folder."""
     places = sorted(p for p in folder.glob("mine/*") if p.name in ("responses", "run"))
     places += sorted(folder.glob("mine/run/drafter"))
     sizes = {p: sum(f.stat().st_size for f in p.rglob("*") if f.is_file()) for p in places}
@@ -158,7 +158,9 @@ def report(found: list[Step], seconds: list[float], folder: Path) -> dict[str, o
 
 @contextmanager
 def _folder(keep: Path | None) -> Iterator[Path]:
-    """An empty folder, removed in the end unless it is to be kept."""
+    """Provide an empty folder; the temporary one is removed at the end, `keep` is not.
+
+    Raises DSparkError if `keep` is not empty."""
     if keep is None:
         with tempfile.TemporaryDirectory(prefix="dspark-tutorial-") as name:
             yield Path(name)
@@ -170,7 +172,7 @@ def _folder(keep: Path | None) -> Iterator[Path]:
 
 
 def main() -> None:
-    """Run the page; exit status 1 and one line when a command of it fails."""
+    """Run the page; exit with status 1 and one line if a command fails."""
     parser = argparse.ArgumentParser(description="Run the commands of docs/training.md.")
     parser.add_argument("--json", type=Path, help="write seconds and sizes to this file")
     parser.add_argument("--keep", type=Path, help="run in this folder, which stays")

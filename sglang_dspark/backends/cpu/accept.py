@@ -2,19 +2,19 @@
 
 Upstream's rules (kernels/ops/speculative/dspark/dspark_accept.py, 0.5.23) run over windows of
 gamma + 1 even for rows that were not verified, and cut afterwards. Here a request's last verified
-row gives the bonus token directly from the target's distribution, so nothing after it is read:
-neither rows that were not verified nor drafts that were not made.
+row gives the bonus token directly from the target's distribution. So rows that were not verified
+and drafts that were not made are never read.
 
 The distribution replaces `build_speculative_verify_target_probs`
 (sglang/srt/speculative/dflash_utils.py), which ignores min-p and normalises between top-k and
-top-p. With both set it keeps other tokens than the sampler of plain decoding
+top-p. With both set its tokens differ from those of plain decoding's sampler
 (srt/layers/sampler.py, `top_k_top_p_min_p_sampling_from_probs_torch`).
 
-A row of invalid logits gets token 0 and a line in the log. Every token is masked where a grammar
-and `min_new_tokens` allow none; a model may overflow. Softmax makes such a row NaN, and drawing
-from it raises in the scheduler, which ends the server. Greedy decoding returns token 0 for a row
-that is masked completely, so this does too: a grammar then refuses it, and ends that request alone
-(patches/upstream_fixes/grammar_errors.py).
+A row of invalid logits gets token 0 and a line in the log. It occurs where a grammar and
+`min_new_tokens` together mask every token, or where a model overflows. Softmax makes such a row
+NaN, and drawing from it raises in the scheduler, which ends the server. Greedy decoding returns
+token 0 for a completely masked row, so this does too: a grammar then refuses it, and ends only
+that request (patches/upstream_fixes/grammar_errors.py).
 """
 
 from __future__ import annotations
@@ -57,10 +57,10 @@ def accept(
     window: [R, gamma + 1] int64, anchor and drafts. lens, starts: [R] int64, tokens verified and
     first row of each request in logits [N, V]. draft_block: upstream's `DraftBlockResult`; its
     logits, if any, cover at least the drafts that were verified. anchors: [R] positions of the
-    anchors, which with a request's seed decide its tokens. seeds: of the sampled requests that
+    anchors, which with a request's seed determine its tokens. seeds: of the sampled requests that
     have one.
     """
-    logits = logits.float().contiguous()  # no copy where they are so already
+    logits = logits.float().contiguous()  # no copy if they already are
     if sampling_info is None or sampling_info.is_all_greedy:
         return accept_greedy(window, lens, starts, logits)
     probs = _target_probs(lens, starts, logits, sampling_info)
@@ -87,7 +87,7 @@ def accept_rows(
 ) -> Any:
     """Return `accept` as upstream's `AcceptOuts`; ids: [R, gamma + 1], prefix: [R] tokens before.
 
-    tp_sync: upstream's, which makes the outcome rank 0's.
+    tp_sync: upstream's, which sends rank 0's outcome to all ranks.
     """
     outcome = accept(ids, lens, starts, logits, draft_block, sampling_info, prefix, seeds)
     accepted, bonus = (agreed(each, tp_sync) for each in outcome)
@@ -103,7 +103,7 @@ def accept_rows(
 
 
 def agreed(outcome: Tensor, tp_sync: Any) -> Tensor:
-    """Broadcast rank 0's outcome in place: each rank draws random numbers of its own."""
+    """Broadcast rank 0's outcome in place: each rank draws its own random numbers."""
     outcome_of_rank_0: Tensor = tp_sync.sync(upstream.SpecTpSyncSite.DSPARK_ACCEPT_SAMPLE, outcome)
     return outcome_of_rank_0
 
@@ -115,7 +115,7 @@ def _no_trim(requests: int) -> Tensor:
 
 
 def _target_probs(lens: Tensor, starts: Tensor, logits: Tensor, sampling_info: Any) -> Tensor:
-    """Compute the distribution of every verified row: [R, max(lens), V], zero in other places."""
+    """Compute the distribution of every verified row: [R, max(lens), V], 0 elsewhere."""
     width = int(lens.max())
     probs = torch.zeros(len(lens), width, logits.shape[1])
     at = torch.arange(width)[None, :] < lens[:, None]  # [R, width]
@@ -136,7 +136,7 @@ def sampling_probs(logits: Tensor, sampling_info: Any, rows: int | Tensor) -> Te
     """Compute the probabilities of each row's next token: [B, V] -> [B, V] float32.
 
     sampling_info: SGLang's `SamplingBatchInfo` of R requests; greedy ones have top-k 1 there.
-    rows: how many rows belong to each request, one number or [R] int64; requests in order.
+    rows: number of rows of each request, one number or [R] int64; requests in order.
     """
     settings = BatchSampling(
         temperature=_by_row(sampling_info.temperatures, rows),
@@ -163,7 +163,7 @@ def build_target_probs(
 ) -> Tensor:
     """Replace upstream's function: [bs * draft_token_num, V] -> [bs, draft_token_num, V] float32.
 
-    The last three arguments are hints for upstream's sort, and ignored.
+    The last three arguments are hints for upstream's sort; they are ignored.
     """
     probs = sampling_probs(next_token_logits, sampling_info, draft_token_num)
     return probs.view(bs, draft_token_num, -1).to(torch.float32).contiguous()
@@ -174,7 +174,7 @@ logger = logging.getLogger(__name__)
 
 def replace_nan_rows(probs: Tensor) -> Tensor:
     """Give token 0 probability 1 in rows of NaN; probs [N, V] is changed in place."""
-    invalid = probs[:, 0].isnan()  # a row is all NaN or has none: it was divided by its sum
+    invalid = probs[:, 0].isnan()  # a row has only NaN or no NaN: it was divided by its sum
     if bool(invalid.any()):
         _warn_of_nan()
         probs[invalid] = 0.0
@@ -184,7 +184,7 @@ def replace_nan_rows(probs: Tensor) -> Tensor:
 
 @cache
 def _warn_of_nan() -> None:
-    """Log once: a model that overflows does so in every step."""
+    """Log it once: a model that overflows does so in every step."""
     logger.error(
         "sglang-dspark: logits of a request are no distribution (NaN, or every token is masked); "
         "token 0 is taken, here and wherever it happens again"

@@ -1,8 +1,8 @@
-"""Put the step on a DSPARK worker of a CPU once its models and pools are ready.
+"""Attach the step to a DSPARK worker of a CPU once its models and pools are ready.
 
 Upstream: sglang/srt/speculative/dspark_components/dspark_worker_v2.py. A worker that our step does
-not serve is refused by name: upstream's step has no operators for a CPU. `Passes` times passes of
-the real models at start-up.
+not support stops the server with the reason: upstream's step has no operators for a CPU. `Passes`
+times passes of the real models at start-up.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def attach(worker: Any) -> StepState:
 
 
 def _unserved(worker: Any) -> str | None:
-    """Return why our step cannot serve this worker, with a remedy; None if it can."""
+    """Return the reason why our step cannot serve this worker, with a remedy; None if it can."""
     backend = worker.model_runner.attn_backend
     if not isinstance(backend, DsparkCpuAttnBackend):
         name = type(backend).__name__
@@ -95,7 +95,7 @@ def _key(worker: Any) -> ProfileKey:
 
 
 def _backend(*models: Any) -> str:
-    """Describe what runs the passes of target and draft, and the formats of their weights."""
+    """Describe the code that runs the passes of target and draft, and their weight formats."""
     forms = [packed_weights.form_in(each) for each in models]
     kept = "/".join(f"{form.name} x {linear.activations_for(form)}" for form in forms)
     products = "our products" if current_config().cpu.matrix_kernel else "BLAS"
@@ -104,7 +104,7 @@ def _backend(*models: Any) -> str:
 
 
 class Passes:
-    """Runs passes of one worker on a CPU."""
+    """The passes of one worker on a CPU, to be timed."""
 
     tiers: tuple[int, ...] = ()  # passes are not padded
 

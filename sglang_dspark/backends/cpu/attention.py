@@ -1,12 +1,12 @@
 """Implement the attention backend `dspark_cpu`, for all passes and EAGLE's drafting steps.
 
 Implements sglang/srt/layers/attention/base_attn_backend.py. paged_attention.py computes: float32
-caches by csrc/attention.cpp, other types and capped scores by torch. The plan is made once a step,
-the layers only look it up.
+caches by csrc/attention.cpp, other types and capped scores by torch. The plan is made once a step;
+the layers only read it.
 
 EAGLE's drafting steps beyond the first adapt the multi-step draft backends of
-sglang/srt/layers/attention: a container with one backend for each step. Request r keeps its drafts
-in the slots seq_len onwards of its row.
+sglang/srt/layers/attention: a container with one backend for each step. Request r has its drafts
+in the slots from seq_len on of its row.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ WHAT_TO_DO = "serve another model, or set DSPARK_DISABLE=1 and choose --attentio
 
 
 class DsparkCpuAttnBackend(upstream.AttentionBackend):
-    """One per model runner; the plan belongs to the pass in progress.
+    """One backend per model runner; its plan is that of the pass in progress.
 
-    Raises `DSparkError` for a model whose attention or cache it does not serve.
+    Raises `DSparkError` for a model with unsupported attention or an unsupported cache.
     """
 
     needs_cpu_seq_lens = False
@@ -77,7 +77,7 @@ class DsparkCpuAttnBackend(upstream.AttentionBackend):
         save_kv_cache: bool = True,
         **kwargs: Any,
     ) -> Tensor:
-        """Attend: q [T, H * D], k [T, Hkv, D], v [T, Hkv, Dv] -> [T, H * Dv], 0 for padding.
+        """Attend: q [T, H * D], k [T, Hkv, D], v [T, Hkv, Dv] -> [T, H * Dv], 0 for padding rows.
 
         Raises `DSparkError` for a layer that requires more than softmax attention.
         """
@@ -130,7 +130,7 @@ def _require_plain_pool(pool: Any) -> None:
 
 
 def _require_plain(layer: Any, extra: dict[str, Any]) -> None:
-    """Raise `DSparkError` for cross attention, sinks and the like."""
+    """Raise `DSparkError` for cross attention, sinks and similar options."""
     wanted = sorted(name for name, value in extra.items() if value is not None)
     if layer.is_cross_attention:
         wanted.append("cross attention")
@@ -142,10 +142,10 @@ def _require_plain(layer: Any, extra: dict[str, Any]) -> None:
 
 
 class DsparkCpuDraftStepBackend(DsparkCpuAttnBackend):
-    """One drafting step; the container makes its plan."""
+    """The backend of one drafting step; the container makes its plan."""
 
     def init_forward_metadata(self, forward_batch: Any) -> None:
-        """The plan of this step is set by `DsparkCpuMultiStepDraftBackend`."""
+        """Keep the plan of this step, which `DsparkCpuMultiStepDraftBackend` sets."""
 
 
 class DsparkCpuMultiStepDraftBackend:

@@ -1,8 +1,8 @@
 """Plan the attention of one forward pass, once a step, for all its layers.
 
-Adapts the metadata half of sglang/srt/layers/attention/base_attn_backend.py. Cache slots stay where
-SGLang keeps them: row `row` of the table `req_to_token`, read in place by the kernel, so a plan is
-a few small integers per request. What only some passes need (slots as index tensors, masks) is made
+Adapts the metadata half of sglang/srt/layers/attention/base_attn_backend.py. Cache slots stay in
+SGLang's table: the kernel reads row `row` of `req_to_token` in place, so a plan is a few small
+integers per request. Data that only some passes need (slots as index tensors, masks) is made
 on first use and cached for the other layers.
 
 The plan of a draft block with a window over its context (backends/moe/block_window.py) has a table
@@ -28,7 +28,7 @@ ROW, FIRST, QUERIES, CACHED = range(4)
 
 
 class PlanAddresses(ctypes.Structure):
-    """A plan as the kernel reads it: `Plan` of csrc/attention.h."""
+    """A plan in the kernel's layout: `Plan` of csrc/attention.h."""
 
     _fields_ = (
         ("table", ctypes.c_void_p),
@@ -40,11 +40,11 @@ class PlanAddresses(ctypes.Structure):
 
 @dataclass(frozen=True)
 class AttentionPlan:
-    """R requests of one pass.
+    """The attention plan of R requests in one pass.
 
     table: [rows, context] int32 cache slots by position. requests: [R, 4] with the request's row
-    of the table, its first query token, its number of query tokens, and the cached tokens it ends
-    with (its query tokens included, also those of a bidirectional block).
+    of the table, its first query token, its number of query tokens, and its number of cached tokens
+    after the pass (its query tokens included, also those of a bidirectional block).
     """
 
     table: NDArray[np.int32]
@@ -80,7 +80,7 @@ class AttentionPlan:
 
     @cached_property
     def addresses(self) -> PlanAddresses:
-        """Return the plan for the kernel, valid as long as the plan.
+        """Return the plan for the kernel, valid while the plan exists.
 
         Raises TypeError for arrays of other types or strides."""
         for array, dtype in ((self.table, np.int32), (self.requests, np.int64)):
@@ -104,7 +104,7 @@ class AttentionPlan:
     def mask(self, r: int, causal: bool, window: int, dtype: torch.dtype) -> Tensor | None:
         """Build the mask [queries, cached] of request r: 0 for visible positions, else -inf.
 
-        None where every query sees everything. window: as in `visibility`.
+        None where every query sees all positions. window: as in `visibility`.
         """
         key = (r, causal, window, dtype)
         if key not in self._masks:
@@ -161,7 +161,7 @@ def consecutive(slots: Tensor) -> Tensor | slice:
 def visibility(count: int, total: int, causal: bool, window: int) -> Tensor | None:
     """Mark the positions that the last `count` of `total` see: [count, total] bool, None for all.
 
-    window: positions behind its own that a query sees; negative for all.
+    window: number of earlier positions that a query sees; negative for all.
     """
     if window < 0 and (not causal or count == 1):
         return None
@@ -178,7 +178,7 @@ def visibility(count: int, total: int, causal: bool, window: int) -> Tensor | No
 def narrowed(plan: AttentionPlan, window: int) -> AttentionPlan:
     """Drop tokens more than `window` before a request's query tokens from the plan.
 
-    Returns the same plan where there are none.
+    Returns the same plan where no request has such tokens.
     """
     requests = plan.requests
     dropped = np.maximum(requests[:, CACHED] - requests[:, QUERIES] - window, 0)
@@ -186,7 +186,7 @@ def narrowed(plan: AttentionPlan, window: int) -> AttentionPlan:
         return plan
     seen = requests[:, CACHED] - dropped
     columns = dropped[:, None] + np.arange(int(seen.max()))
-    columns = np.minimum(columns, plan.table.shape[1] - 1)  # behind `seen`: not read
+    columns = np.minimum(columns, plan.table.shape[1] - 1)  # past `seen`: not read
     table = plan.table[requests[:, ROW, None], columns]
     moved = requests.copy()
     moved[:, ROW], moved[:, CACHED] = np.arange(len(requests)), seen

@@ -2,10 +2,11 @@
 
 Eagle3 reads features of the target's layers, MTP its last hidden state; both are called features
 here. An entry of the context is the pair (token at j, the target's features at j - 1); it has the
+here. An entry of the context is the pair (token at j, the target's features at j - 1); it has the
 position and the cache slot of j - 1 (families/chain/model.py). So a request whose anchor is at p
-has entries for the slots of 0 .. p - 2, and its features of p - 1 wait for the next draft. In a
-prefix that two requests share, the last entry has the first one's next token, or none where that
-request ended there: that lowers acceptance a little and changes no output.
+has entries for the slots of 0 .. p - 2, and its features of p - 1 wait for the next draft. The last
+entry of a shared prefix has the first request's next token, or is missing if that request ended
+there: acceptance drops a little and the output is unchanged.
 """
 
 from __future__ import annotations
@@ -26,10 +27,10 @@ from sglang_dspark.step.seeds import Seeds, draft_result
 
 
 class ChainContext:
-    """Keys and values in the draft's cache, and the features that wait, by pool row."""
+    """Keys and values in the draft's cache, and waiting features by pool row."""
 
     def __init__(self, worker: Any) -> None:
-        """worker: upstream's, whose pools are ready."""
+        """Use the pools of `worker`, upstream's, when they are ready."""
         runner = worker.draft_model_runner
         self._model: ChainModel = worker.draft_model
         pool = runner.token_to_kv_pool
@@ -37,25 +38,25 @@ class ChainContext:
         self._dtype, self._stored = pool.dtype, pool.store_dtype  # fp8 is stored as bytes
         self._table = worker.model_runner.req_to_token_pool.req_to_token  # [rows, context] int32
         self._waiting = torch.zeros(len(self._table), self.drafter.state_width)
-        self._ends = torch.zeros(len(self._table), dtype=torch.int64)  # behind the features
+        self._ends = torch.zeros(len(self._table), dtype=torch.int64)  # after the features
         self._owners: dict[int, str] = {}  # pool row: id of the request whose features wait
         self._prefill: Any = None
 
     @property
     def drafter(self) -> ChainDrafter:
-        """The drafter with its present weights."""
+        """Return the drafter with its present weights."""
         assert self._model.drafter is not None
         return self._model.drafter
 
     def begin_prefill(self, batch: Any) -> None:
-        """Note a batch whose features are written next: its tokens make the entries."""
+        """Record a batch whose features are written next: its tokens make the entries."""
         self._prefill = batch
 
     def prefill(self, features: Tensor, positions: Tensor, slots: Tensor) -> None:
         """Write the entries of a prefill: features [n, m*d], positions and slots [n] int64."""
         batch, tokens = self._prefill, self._prefill.input_ids.long()
         lens, rows = torch.tensor(batch.extend_lens), batch.req_pool_indices.long()
-        last = lens.cumsum(0) - 1  # [R], of each request in the packed rows
+        last = lens.cumsum(0) - 1  # [R], last packed row of each request
         first = last - lens + 1
         inner = torch.ones(len(tokens), dtype=torch.bool).index_fill_(0, last, False)
         pairs = inner.nonzero().flatten()
@@ -76,7 +77,7 @@ class ChainContext:
         rows = committed.requests.long()
         last = committed.lens.long().cumsum(0) - 1
         first = last - committed.lens.long() + 1
-        positions = committed.positions.long() - 1  # of the features that a token is paired with
+        positions = committed.positions.long() - 1  # of each token's features
         features, slots = committed.hidden.float().roll(1, 0), committed.slots.long().roll(1, 0)
         features[first] = self._waiting[rows]
         slots[first] = self._table[rows, positions[first]].long()
@@ -84,7 +85,7 @@ class ChainContext:
         self._wait(rows, committed.hidden[last], committed.positions[last].long() + 1)
 
     def attended(self, rows: Tensor, lens: Tensor, depth: int) -> tuple[Tensor, Attend]:
-        """Return features [R, m*d] that wait and the attention of drafts over the context.
+        """Return the waiting features [R, m*d] and the attention of drafts over the context.
 
         rows, lens: [R] int64, pool rows and positions of the anchors. depth: drafts to come.
         """
@@ -97,7 +98,7 @@ class ChainContext:
         ragged = not mask.all()
         for all_of, cache in ((keys, self._keys), (values, self._values)):
             all_of[:, :seen] = self._read(cache, slots)
-            if ragged:  # others' entries: their NaN times 0 is NaN
+            if ragged:  # entries of other requests: their NaN times 0 is NaN
                 all_of[:, :seen].masked_fill_(~mask[:, :seen, None, None], 0.0)
 
         def attend(query: Tensor, own_keys: Tensor, own_values: Tensor) -> Tensor:
@@ -128,7 +129,7 @@ class ChainContext:
             cache[slots] = entries.to(self._dtype).view(self._stored)
 
     def _read(self, cache: Tensor, slots: Tensor) -> Tensor:
-        """Entries of slots [...] in float32, [..., Hkv, D]."""
+        """Read the entries of slots [...] in float32, [..., Hkv, D]."""
         return cache[slots].view(self._dtype).float()
 
 
@@ -146,7 +147,7 @@ class ChainDraft:
     def propose(self, batch: Any, window: Any, depth: int, seeds: Seeds | None) -> Any:
         """Return upstream's `DraftProposal` of `depth` drafts a request, its tokens gamma wide.
 
-        window: not read. seeds: of the sampled requests that have one.
+        window: ignored. seeds: of the sampled requests that have one.
         """
         anchors, lens = batch.spec_info.bonus_tokens.view(-1).long(), batch.seq_lens.long()
         drafter, rows = self.context.drafter, batch.req_pool_indices.long()
@@ -170,7 +171,7 @@ class ChainDraft:
 
 
 class _Draw:
-    """Choices of one block: the likeliest tokens, or draws by temperature, noise and seeds.
+    """The choices of one block: the likeliest tokens, or draws by temperature, noise and seeds.
 
     temperatures: [R], 0 for greedy requests; None: all are greedy.
     """
@@ -215,5 +216,5 @@ class _Draw:
 
 
 def chain_draft_of(worker: Any) -> ChainDraft | None:
-    """Return the drafting of a worker whose drafter runs once a token; None for any other."""
+    """Return a `ChainDraft` for a worker whose drafter runs once a token; None for any other."""
     return ChainDraft(worker) if isinstance(worker.draft_model, ChainModel) else None

@@ -1,9 +1,9 @@
 """Load a chain drafter (Eagle3, MTP) as the draft model of SGLang's DSPARK worker on a CPU.
 
 SGLang serves it as EAGLE3 or EAGLE, which verify every draft. Here families/chain computes it, so
-that our step drafts to any depth and schedules what is verified (chain_draft.py). Its place in
-SGLang's model registry, and the options that SGLang's DSPARK reads from config.json and such a
-drafter does not have, are in patches/cpu/chain_drafters.py.
+that our step drafts to any depth and schedules verification (chain_draft.py). For its entry in
+SGLang's model registry, and for the options that SGLang's DSPARK expects in config.json and such a
+drafter does not have, see patches/cpu/chain_drafters.py.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from sglang_dspark.families.mtp.model import MTPConfig
 if TYPE_CHECKING:
     from sglang_dspark.backends.cpu.chain_draft import ChainContext
 
-_UNNAMED = (0, 1, 2)  # three layers; the target knows which (patches/cpu/chain_drafters.py)
+_UNNAMED = (0, 1, 2)  # three layers; the target defines which (patches/cpu/chain_drafters.py)
 
 
 def _eagle3_config(raw: Mapping[str, Any]) -> Eagle3Config:
@@ -37,7 +37,7 @@ def _eagle3_config(raw: Mapping[str, Any]) -> Eagle3Config:
 
 @dataclass(frozen=True)
 class _Kind:
-    """config, drafter, tensors: of a config.json, of a config and tensors, of a drafter."""
+    """Make a config of config.json, a drafter of config and tensors, tensors of a drafter."""
 
     config: Callable[[Mapping[str, Any]], Any]
     drafter: Callable[[Any, Mapping[str, Tensor]], ChainDrafter]
@@ -51,7 +51,7 @@ _KINDS = {
 
 
 def _multiply(x: Tensor, weight: Tensor) -> Tensor:
-    """Multiply by our kernel; by torch, in the type of the weight, if the kernel cannot read it."""
+    """Multiply by our kernel; by torch, in the weight's type, if the kernel cannot read it."""
     return (linear.product if linear.kernel_of(weight) is not None else multiply)(x, weight)
 
 
@@ -59,7 +59,7 @@ _OPS = WeightOps(packed_weights.take_draft_rows, look_up, _multiply)
 
 
 class ChainModel(nn.Module):
-    """Draft model of a chain drafter's architecture, with what the worker asks of it.
+    """Draft model of a chain drafter's architecture, with the attributes that the worker reads.
 
     context: its keys and values, once there is a cache. num_stages: layers of that cache.
     """
@@ -72,7 +72,7 @@ class ChainModel(nn.Module):
     logits_mup_width_multiplier: float | None = None
 
     def __init__(self, config: Any, quant_config: Any = None, prefix: str = ""):
-        """config: of the checkpoint, as Transformers reads it."""
+        """Read `config`, the checkpoint's as Transformers parses it."""
         super().__init__()
         self._kind = _KINDS[config.architectures[0]]
         self.config = self._kind.config(config.to_dict())
@@ -81,7 +81,7 @@ class ChainModel(nn.Module):
         self._shared: tuple[Any, Any] | None = None  # the target's embedding and LM head
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        """Read a checkpoint's tensors, or a part of them when a running server gets new ones."""
+        """Read a checkpoint's tensors, or a part of them when a running server is updated."""
         held = {} if self.drafter is None else self._kind.tensors(self.drafter)
         tensors = {name: dense(each) if is_packed(each) else each for name, each in held.items()}
         tensors |= {bare_name(name): tensor for name, tensor in weights}
@@ -97,7 +97,7 @@ class ChainModel(nn.Module):
         self.attach_again()
 
     def attach_again(self) -> None:
-        """Take the rows of the target's LM head that are copied, as they are now."""
+        """Copy the target's present LM head rows for the drafter."""
         if self.drafter is None or self._shared is None:
             return
         # Without most of SGLang's padding, but int8 rows are read in whole panels.
@@ -109,7 +109,7 @@ class ChainModel(nn.Module):
     ) -> None:
         """Write features [n, m*d] of a prefill's tokens at `positions` [n] to its context.
 
-        unused: the pool, which the context has, and windows, which only decode steps have.
+        unused: the pool, which the context already has, and windows, which only decode steps have.
         """
         assert self.context is not None, "the context is attached before the first request"
         with torch.inference_mode():

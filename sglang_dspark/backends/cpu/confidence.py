@@ -1,8 +1,8 @@
 """Compute the confidence of a drafted block in one call: logit_k = w [h_k; W1[x_{k-1}]] + b.
 
 Paper, 3.2.1. Replaces `DSparkConfidenceHead.predict` (sglang/srt/models/dspark.py), a dozen small
-tensor operations around some thousand multiplications. A head or a tensor that csrc/heads.cpp does
-not support keeps the model's own `DSparkDraftMixin.compute_confidence`.
+tensor operations for about a thousand multiplications. A head or a tensor that csrc/heads.cpp does
+not support uses the model's own `DSparkDraftMixin.compute_confidence`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def confidence_of(
     """Return the confidence logits [R, d] of a block; None without a head.
 
     anchors: [R] int64, drafts: [R, d] int64, features: [R * d, n] float. Calibration
-    (`step/engine.py`) makes survivals of them.
+    (`step/engine.py`) converts the logits to survivals.
     """
     if draft_model.confidence_head is None:
         return None

@@ -3,15 +3,15 @@
 Adapts `DSparkDraftMixin.write_target_hidden_kv` of sglang/srt/models/dspark.py (paper, 3.1.1: the
 context is injected as keys and values of every draft layer). Upstream projects every row of the
 verify window and selects the accepted ones when it writes; here the others are skipped before
-anything is computed. What does not change between steps is resolved once (`Injector`). Decode steps
+any computation. Data that does not change between steps is resolved once (`Injector`). Decode steps
 call `write_context`, prefills the hook `write_target_hidden_kv`; passes that the kernels do not
-support keep upstream's code.
+support use upstream's code.
 
 Few rows cost nearly as much as many (a decode step's 1 to 32 read 8 MB of weights for themselves),
 and most rows of a phase without drafts are never read. So rows of all decode steps are deferred
-(waiting_rows.py) until a draft is about to read the context of their request. The rows that such a
-draft has to write first are bounded: where requests in a pause have more than `MOST_LIVE` tokens of
-context, their rows are written in groups of `WAITING`.
+(waiting_rows.py) until a draft is about to read the context of their request. The number of rows
+that such a draft must write first is bounded: where requests in a pause have more than `MOST_LIVE`
+tokens of context, their rows are written in groups of `WAITING`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from sglang_dspark.serving import upstream
 
 INJECTOR = "dspark_injector"  # attribute of a draft model: its `Injector`, or None
 WAITING = 124  # a row costs 96 us at 8 rows, 42 at 64, 37 at 128
-MOST_LIVE = 4096  # rows a draft may have to write first: as long as a prefill of 70 tokens
+MOST_LIVE = 4096  # rows that a draft may write first: the time of a prefill of 70 tokens
 LONGEST_KEPT = 1024  # tokens of a prefill that wait in a pause
 KEPT_BYTES = 256 << 20  # memory for waiting rows
 _FLOAT = torch.float32
@@ -61,12 +61,13 @@ class ContextTables(ctypes.Structure):
 
 
 class Injector:
-    """Writes the keys and values of context tokens into one draft model's pool."""
+    """Write the keys and values of context tokens into one draft model's pool."""
 
     def __init__(self, model: Any, pool: Any, stacked: dict[str, Any], *, waits: bool = False):
-        """stacked: the layers' K and V projections as one weight (`_stacked_ctx_kv_params`).
+        """Resolve a model and its pool.
 
-        waits: whether every reader of the pool calls `settle` before.
+        stacked: all layers' K and V projections as one weight (`_stacked_ctx_kv_params`).
+        waits: whether every reader of the pool calls `settle` first.
         """
         attention = model.layers[0].self_attn
         cache = pool.k_buffer[0]
@@ -80,7 +81,7 @@ class Injector:
         self._fc_norm, cos_sin = model.hidden_norm.weight, attention.rotary_emb.cos_sin_cache
         norms = (self._fc_norm.detach(), stacked["k_norm_weight"])
         caches = torch.tensor([[k.data_ptr(), v.data_ptr()] for k, v in buffers])
-        self._held = (*norms, cos_sin, caches)  # the tables have addresses only
+        self._held = (*norms, cos_sin, caches)  # the tables have only addresses
         (d, width), (columns, _) = weights[0].shape, weights[1].shape
         self._tables = ContextTables(
             tuple(kernel.entry for kernel in kernels if kernel is not None),
@@ -98,7 +99,7 @@ class Injector:
         places = min(cache.shape[0], max(KEPT_BYTES // (4 * width), 2 * WAITING)) if waits else 0
         self._waiting = WaitingRows(places, width)
         self._fresh = 0  # rows kept since a draft last read
-        self._deferring = False  # no draft reads for now
+        self._deferring = False  # steps do not draft at present
 
     def holds(self, model: Any, pool: Any) -> bool:
         """Return whether model and pool are still those that were resolved."""
@@ -114,7 +115,7 @@ class Injector:
     def write(self, hidden: Tensor, positions: Tensor, slots: Tensor) -> bool:
         """Write or defer hidden [n, m*d]; positions, slots [n] int64.
 
-        Returns False for more rows than the kernel supports: the caller writes them.
+        Returns False for more rows than the kernel supports: the caller must write them.
         """
         positions, slots = positions.long().contiguous(), slots.long().contiguous()
         if self._waits(len(hidden)):
@@ -144,7 +145,7 @@ class Injector:
             self._write(rows.features[some], rows.positions[some], rows.slots[some])
 
     def _write(self, hidden: Tensor, positions: Tensor, slots: Tensor) -> None:
-        """Write rows as `write`; all contiguous."""
+        """Write contiguous rows now; arguments as for `write`."""
         room, n = torch.empty(len(hidden) * self._room), len(hidden)
         if n:
             self._inject(
@@ -155,7 +156,7 @@ class Injector:
     def defer(self, table: Tensor, rows: Tensor, lens: Tensor) -> None:
         """Begin a step without drafts: table [., context] int32, requests' rows and lengths [R].
 
-        From now on prefills may wait.
+        Later prefills may wait.
         """
         self._deferring = True
         if self._fresh >= WAITING and int(lens.sum()) > MOST_LIVE:
@@ -201,10 +202,10 @@ def defer_context(model: Any, table: Tensor, rows: Tensor, lens: Tensor) -> None
 
 
 def _injector_in(model: Any) -> Injector | None:
-    """Return the model's injector, if there is one and it still writes with the model's weights.
+    """Return the model's injector if it still writes with the model's weights, else None.
 
     After an update of weights or cache the waiting rows are dropped: those tokens are missing in
-    the draft's context, which lowers acceptance and changes no output.
+    the draft's context, which lowers acceptance and does not change the output.
     """
     injector: Injector | None = model.__dict__.get(INJECTOR)
     if injector is not None and not injector.holds(model, injector.pool):
@@ -260,11 +261,11 @@ def _settled_before_drafts(model: Any, pool: Any) -> bool:
     if not drafts:
         why = f"{type(model).__name__} has a forward of its own, not DFlashDraftModel's"
         log_off("context rows that wait for a draft", why)
-    return drafts and pool.layer_transfer_counter is None  # a cache in tiers copies it as well
+    return drafts and pool.layer_transfer_counter is None  # a tiered cache also copies the pool
 
 
 def _plain(weight: Tensor) -> bool:
-    """Return whether our float32 kernel multiplies any number of rows by this weight [N, K]."""
+    """Return whether our float32 kernel multiplies any number of rows with this weight [N, K]."""
     with torch.no_grad():
         return weight.dtype is _FLOAT and linear.eligible(torch.empty(1, weight.shape[1]), weight)
 
@@ -274,7 +275,7 @@ class Committed:
     """Packed rows of a pass that are committed: each request's anchor, then its accepted drafts.
 
     requests: [R], pool rows. lens: [R], rows of each, at least 1. tokens, positions, slots: [n] of
-    the rows, the latter of the KV cache. hidden: [n, m*d], the target's features after each.
+    the rows; slots are those of the KV cache. hidden: [n, m*d], the target's features after each.
     """
 
     requests: Tensor
@@ -286,9 +287,9 @@ class Committed:
 
 
 def write_context(worker: Any, committed: Committed) -> None:
-    """Keep or write the hidden states of committed rows, as draft keys and values.
+    """Write or defer the hidden states of committed rows, as draft keys and values.
 
-    Rows that wait are written before the next draft (`settle`).
+    Deferred rows are written before the next draft (`settle`).
     """
     model, pool = worker.draft_model, worker.draft_model_runner.token_to_kv_pool
     hidden, positions, slots = committed.hidden, committed.positions, committed.slots
@@ -314,7 +315,7 @@ def write_target_hidden_kv(
 ) -> None:
     """Write target_hidden [n, m*d] of a prefill's tokens at `positions` [n] (AROUND hook).
 
-    more: windows to choose rows from, or rows projected before: upstream's code writes those.
+    more: windows to choose rows from, or projected rows: upstream's code writes those.
     """
     told = any(value is not None and value is not False for value in more.values())
     if supports_rows(target_hidden) and not told:

@@ -2,11 +2,11 @@
 
 One library holds the kernels of all x86-64 levels and chooses by the processor. It is built once:
 by `make setup` or into the wheel, else at the first start into the user's cache, with the system's
-compiler or the one in the `ziglang` wheel. Its name holds a hash of sources and flags, so a library
-of other sources is never loaded. Without library and compiler, torch multiplies.
+compiler or the one in the `ziglang` wheel. Its name contains a hash of sources and flags, so a
+library of other sources is never loaded. Without library and compiler, torch multiplies.
 
 `python -m sglang_dspark.backends.cpu.csrc` builds it next to the sources. Module-level imports are
-of the standard library only: setup.py runs this file in an environment that has nothing else.
+only of the standard library: setup.py runs this file in an environment without other packages.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ SOURCES = Path(__file__).with_suffix("")
 _PATIENCE_S = 600.0  # Zig takes minutes on a slow machine
 _LINUX = sys.platform == "linux"
 _X86 = platform.machine() in ("x86_64", "AMD64")
-# -ffp-contract=off: multiplications and additions are fused where the source says so, nowhere else.
+# -ffp-contract=off: multiplications and additions are fused only where the source says so.
 FLAGS = (
     *("-std=c++17", "-O3", "-fPIC", "-fno-exceptions", "-fno-rtti", "-fvisibility=hidden"),
     *("-ffp-contract=off", "-fno-math-errno"),  # the latter: sqrt is an instruction
 )
-_LINK = ("-shared", *(("-Wl,--as-needed",) if _LINUX else ()))  # nothing is used of libstdc++
+_LINK = ("-shared", *(("-Wl,--as-needed",) if _LINUX else ()))  # libstdc++ is not used
 _BASELINE = ("-march=x86-64",) if _X86 else ()
 _V4 = "-march=x86-64-v4"
 _LEVELS = {  # instruction set -> flags
@@ -68,12 +68,12 @@ HOW_TO = f"install a C++ compiler (apt install g++) or `pip install {ZIG}`, and 
 
 
 class BuildError(Exception):
-    """No library: there is no compiler, or it failed; the text says which."""
+    """No library could be built: there is no compiler, or it failed; the text names the fault."""
 
 
 @cache
 def library() -> ctypes.CDLL | None:
-    """Load the library, built first if missing; None where that fails, which is logged once."""
+    """Load the library, building it first if missing; None where that fails, logged once."""
     try:
         return _declared(ctypes.CDLL(str(_find())))
     except (BuildError, OSError) as error:
@@ -98,7 +98,7 @@ def _declared(found: ctypes.CDLL) -> ctypes.CDLL:
 
 
 def why_not() -> str | None:
-    """Return why torch computes in the place of the library; None if the library can."""
+    """Return the reason why torch computes instead of the library; None if the library can."""
     loaded = library()
     if loaded is None:
         return f"the C++ library of the CPU kernels is missing; {HOW_TO}"
@@ -112,8 +112,8 @@ def operator(
 ) -> Callable[..., Any] | None:
     """Bind an operator of csrc/ for this processor, or for one of `OPERATOR_LEVELS`.
 
-    argtypes, returns: types of ctypes; c_void_p takes `Tensor.data_ptr()`. A call releases the GIL.
-    None where `why_not` has a reason.
+    argtypes, returns: types of ctypes; c_void_p is for `Tensor.data_ptr()`. A call releases the
+    GIL. None where `why_not` has a reason.
     """
     loaded = library()
     bits = 0 if loaded is None else loaded.dspark_processor()
@@ -158,7 +158,7 @@ def _find() -> Path:
 
 
 def compilers() -> Iterator[list[str]]:
-    """List the commands of C++ compilers, the best first; only CXX where it is set."""
+    """List the commands of C++ compilers, the preferred first; only CXX where it is set."""
     if os.environ.get("CXX"):
         yield shlex.split(os.environ["CXX"])
         return
@@ -187,13 +187,13 @@ def build(folder: Path) -> Path:
 def _compile(compiler: list[str], room: Path) -> Path:
     """Compile all objects in parallel and link them; return the library in `room`."""
     zig = "ziglang" in compiler
-    # Zig has a cache of its own, of a hundred megabytes.
+    # Zig writes a cache of about a hundred megabytes.
     own = {"ZIG_GLOBAL_CACHE_DIR": str(room), "ZIG_LOCAL_CACHE_DIR": str(room)} if zig else {}
     environment = {**os.environ, **own}
     objects, running = [], []
     for number, (source, flags) in enumerate(OBJECTS):
         objects.append(str(room / f"{number}.o"))
-        if zig:  # whose names of processors have underscores
+        if zig:  # its processor names have underscores
             flags = tuple(f.replace("x86-64", "x86_64").replace("64-v", "64_v") for f in flags)
         command = [*compiler, *FLAGS, *flags, "-c", source, "-o", objects[-1]]
         running.append(
@@ -205,7 +205,7 @@ def _compile(compiler: list[str], room: Path) -> Path:
     if any(each.returncode for each in running):
         raise BuildError(_first_error("".join(said)))
     made = room / "library.so"
-    # As C: Zig would build a C++ library to link that nothing here uses. It adds debug data, -s.
+    # As C: for C++ Zig would build an unused C++ library. -s drops the debug data that it adds.
     linker = [*compiler[:-1], "cc", "-Wl,-s"] if zig else compiler
     link = [*linker, *_LINK, *objects, "-o", str(made)]
     done = subprocess.run(link, cwd=SOURCES, env=environment, capture_output=True, text=True)

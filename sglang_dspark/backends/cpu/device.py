@@ -46,7 +46,7 @@ class HostDevice:
         )
 
     def plain_step(self, batch: Any, publish: Callable[..., None] | None) -> Any | None:
-        """Decode one row per request without drafts; None where the batch needs all stages."""
+        """Decode one row per request without drafts; None where the batch requires all stages."""
         worker = self._worker
         table = worker.model_runner.req_to_token_pool.req_to_token
         context_kv.defer_context(worker.draft_model, table, batch.req_pool_indices, batch.seq_lens)
@@ -59,16 +59,16 @@ class HostDevice:
         return False
 
     def draft(self, batch: Any, window: Any, depth: int, seeds: Seeds | None) -> Any:
-        """Draft by our own forward and heads."""
+        """Draft by our own forward pass and heads."""
         return self._drafter.propose(batch, window, depth, seeds)
 
     def begin_prefill(self, batch: Any) -> None:
-        """Note the tokens of a prefill: a chain drafter's context is made of them too."""
+        """Record the tokens of a prefill: they also make entries of a chain drafter's context."""
         if self._chain is not None:
             self._chain.context.begin_prefill(batch)
 
     def write_context(self, committed: Committed) -> None:
-        """Keep or write the features of committed rows for later drafts."""
+        """Write or defer the features of committed rows for later drafts."""
         if self._chain is not None:
             self._chain.context.commit(committed)
         else:
@@ -77,7 +77,7 @@ class HostDevice:
     def admit(
         self, engine: Engine, step: Step, logits: Tensor | None, greedy: Tensor | None
     ) -> Tensor:
-        """Let the engine admit drafts; returns indptr [R + 1] int32 of the verify windows."""
+        """Let the engine admit drafts; return indptr [R + 1] int32 of the verify windows."""
         confidence = None if logits is None else logits.detach().float()
         lengths = engine.admit(step, confidence, greedy)
         indptr = np.zeros(len(lengths) + 1, np.int32)
@@ -126,7 +126,7 @@ class HostDevice:
         return accept_rows(ids, rows.lens, starts, logits, block, info, prefix, seeds, agree)
 
     def commit(self, inputs: VerifyInput, verified: VerifyOutput, accepted: Any) -> None:
-        """Keep what later drafts read of the committed rows."""
+        """Store the data of the committed rows that later drafts read."""
         if inputs.rules.penalties is not None:
             inputs.rules.penalties.count(accepted.out_tokens, accepted.commit_lens)
         rows, window = verified.rows

@@ -1,10 +1,10 @@
 """Draft a block on a CPU: layers, heads left to right (paper, 3.1.2), and confidence.
 
 Re-implements `DraftBlockProposer.propose`, `_run_forward` and `sample_draft_block`
-(sglang/srt/speculative/dspark_components/dspark_draft.py). Upstream makes a `ForwardBatch` of some
-90 fields and goes through the runner's Python; a draft model that our forward does not serve still
-does. Heads over a reduced vocabulary are computed by reduced_head.py, any other by upstream, which
-spans the whole vocabulary and draws noise for greedy requests too.
+(sglang/srt/speculative/dspark_components/dspark_draft.py). Upstream makes a `ForwardBatch` of about
+90 fields and runs the runner's Python; a draft model that our forward pass does not support still
+uses these. Heads over a reduced vocabulary are computed by reduced_head.py, any other by upstream,
+which spans the whole vocabulary and draws noise for greedy requests too.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from sglang_dspark.drafter.draft_confidence import draft_confidence
 from sglang_dspark.serving import mode, upstream
 from sglang_dspark.step.seeds import DraftSeeds, Seeds, draft_block, draft_result
 
-_PLAIN = "dspark_plain_ends"  # attribute of a draft model: (its embedding, the answer)
+_PLAIN = "dspark_plain_ends"  # attribute of a draft model: (its embedding, whether it is plain)
 
 
 class Drafter:
@@ -36,7 +36,7 @@ class Drafter:
         self._worker = worker
         self._runner, self._model = worker.draft_model_runner, worker.draft_model
         self._gamma = int(worker.gamma)
-        self._skipped = 0 if worker.sample_from_anchor else 1  # rows before the first that drafts
+        self._skipped = 0 if worker.sample_from_anchor else 1  # rows before the first drafting row
         # One counter of noise for all depths.
         self._heads = DraftHeads(
             self._model,
@@ -53,8 +53,8 @@ class Drafter:
     def propose(self, batch: Any, window: Any, depth: int, seeds: Seeds | None) -> Any:
         """Return upstream's `DraftProposal` of `depth` drafts a request, its tokens gamma wide.
 
-        window: upstream's positions and cache slots of all places of each request. seeds: of the
-        sampled requests that have one.
+        window: upstream's positions and cache slots of all gamma + 1 places of each request. seeds:
+        of the sampled requests that have one.
         """
         anchors = batch.spec_info.bonus_tokens.view(-1)  # [R]
         ids = self._block_ids(anchors, depth + self._skipped)  # [R, rows]
@@ -74,13 +74,13 @@ class Drafter:
         )
 
     def _drafting(self, hidden: Tensor, depth: int) -> Tensor:
-        """Drop the rows that draft nothing: [R * rows, d] -> [R * depth, d]."""
+        """Drop the rows that do not draft: [R * rows, d] -> [R * depth, d]."""
         if not self._skipped:
             return hidden
         return hidden.unflatten(0, (-1, depth + self._skipped))[:, self._skipped :].flatten(0, 1)
 
     def _block_ids(self, anchors: Tensor, rows: int) -> Tensor:
-        """The draft's input ids [R, rows]: anchors, then mask tokens."""
+        """Return the draft's input ids [R, rows]: anchors, then mask tokens."""
         ids = self._ids.get(rows)
         if ids is None or len(ids) < len(anchors):
             mask = int(self._worker._mask_token_id)
@@ -90,7 +90,7 @@ class Drafter:
         return ids
 
     def _hidden(self, batch: Any, ids: Tensor, window: Any) -> Tensor:
-        """Hidden states [R * rows, d] of the block's ids [R, rows], its context written first."""
+        """Compute hidden states [R * rows, d] of ids [R, rows]; write their context first."""
         runner, model, rows = self._runner, self._model, ids.shape[1]
         table = runner.req_to_token_pool.req_to_token
         context_kv.settle(model, table, batch.req_pool_indices, batch.seq_lens)
@@ -111,7 +111,7 @@ class Drafter:
     def _through_runner(
         self, batch: Any, ids: Tensor, window: Any, positions: Tensor, slots: Tensor
     ) -> Tensor:
-        """The same pass by SGLang's runner."""
+        """Run the same pass by SGLang's runner."""
         runner, requests, tokens = self._runner, len(ids), ids.numel()
         forward = upstream.ForwardBatch(
             forward_mode=upstream.ForwardMode.TARGET_VERIFY,
@@ -141,7 +141,7 @@ class Drafter:
         return hidden
 
     def _embedded(self, ids: Tensor) -> Tensor | None:
-        """Embeddings [R * depth, d] of a model that has none of its own; None: it embeds."""
+        """Embed ids by the target, [R * depth, d], for a model without an embedding; else None."""
         model = self._model
         if upstream.envs.SGLANG_DSPARK_EMBED_IN_GRAPH.get() and hasattr(model, "forward_embed"):
             return None
@@ -151,7 +151,7 @@ class Drafter:
 
 
 def widened(block: Any, gamma: int) -> Any:
-    """Pad the tokens of a `DraftBlockResult` to gamma; the padding is not read."""
+    """Pad the tokens of a `DraftBlockResult` to width gamma; the padding is not read."""
     import msgspec
 
     missing = gamma - block.draft_tokens.shape[1]
@@ -168,7 +168,7 @@ def _block_spec(depth: int, device: str) -> Any:
 
 
 def _is_plain(model: Any) -> bool:
-    """Return whether a block is embedding and layers; checked again for another embedding."""
+    """Return whether a block is embedding and layers; rechecked when the embedding changes."""
     embedding = model.embed_tokens
     found = model.__dict__.get(_PLAIN)
     if found is None or found[0] is not embedding:
@@ -196,8 +196,8 @@ class DraftHeads:
         *,
         greedy_only: bool,
     ) -> None:
-        """noise, tp_sync: upstream's `DraftNoise` and `SpecTpSync`. greedy_only: sampled requests
-        have greedy drafts too."""
+        """Use upstream's `DraftNoise` and `SpecTpSync`. greedy_only: sampled requests have greedy
+        drafts too."""
         self._reduced = reduced
         self._model, self._noise = model, noise
         self._shared = {"noise": noise, "tp_sync": tp_sync}  # arguments of `sample_draft_block`
@@ -224,9 +224,9 @@ class DraftHeads:
         seeds: Seeds | None,
         confidence: Tensor | None = None,
     ) -> Any:
-        """Draft: upstream's `DraftBlockResult` of base logits [R, depth, n].
+        """Sample upstream's `DraftBlockResult` from base logits [R, depth, n].
 
-        anchors: [R] tokens, positions: [R] where they are. hidden: [R * depth, d]. info: the
+        anchors: [R] tokens, positions: [R] of the anchors. hidden: [R * depth, d]. info: the
         batch's sampling settings. seeds: of the sampled requests that have one. confidence:
         [R, depth] float32, filled with `draft_confidence`; None: the model has a confidence head.
         """
@@ -251,7 +251,7 @@ class DraftHeads:
             block = draft_block(seeded, **options)
         elif greedy and confidence is not None:
             return _greedy_estimated(options, confidence)
-        else:  # upstream would keep and noise the logits of greedy requests too, which are not read
+        else:  # else upstream would save and noise the unread logits of greedy requests too
             block = upstream.sample_draft_block(**options, greedy_draft=greedy)
         return _estimated(block, confidence)
 
@@ -282,7 +282,7 @@ class DraftHeads:
 
 
 def drawn_by(seeds: Seeds | None, anchors: Tensor) -> DraftSeeds | None:
-    """Return what draws the drafts of requests with a seed; anchors: [R] positions."""
+    """Return the `DraftSeeds` of requests with a seed, or None; anchors: [R] positions."""
     return None if seeds is None else DraftSeeds(seeds, anchors.long(), seeded_ops.waits)
 
 
@@ -292,7 +292,7 @@ def _params(info: Any, base: Tensor) -> Any:
 
 
 def _greedy_estimated(options: dict[str, Any], confidence: Tensor) -> Any:
-    """Draft greedily by upstream's steps with the logits kept, which a greedy block of it has not.
+    """Draft greedily by upstream's sampled steps, which keep the logits; its greedy steps do not.
 
     options: the arguments of `sample_draft_block`.
     """
@@ -304,7 +304,7 @@ def _greedy_estimated(options: dict[str, Any], confidence: Tensor) -> Any:
 
 
 def _estimated(block: Any, confidence: Tensor | None) -> Any:
-    """Fill confidence [R, depth] by the logits of upstream's block; returns the block."""
+    """Fill confidence [R, depth] from the logits of upstream's block; return the block."""
     if confidence is not None:
         temperatures = torch.where(block.greedy_mask, 0.0, block.temperatures)  # [R]
         confidence.copy_(draft_confidence(block.corrected_logits, temperatures))

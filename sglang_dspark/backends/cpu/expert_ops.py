@@ -1,11 +1,10 @@
 """Compute experts and residual streams for the few rows of a draft block (csrc/experts.cpp).
 
-`drafter/moe.py` and `drafter/hyper_connections.py` compute the same in some hundred torch calls a
-layer (20 Sinkhorn rounds alone are 240), which cost more than the arithmetic. Products are those of
-linear.py, each expert's weights read once for all its rows. Rows of an expert are in token order
-and a token's experts are added in order of rank: given the routing, a token is batch-invariant.
-
-The modules compute what these kernels do not support: other dtypes, many rows, other widths.
+`drafter/moe.py` and `drafter/hyper_connections.py` compute the same in several hundred torch calls
+a layer (20 Sinkhorn rounds alone are 240), which cost more than the arithmetic. Products are those
+of linear.py; each expert's weights are read once for all its rows. Rows of an expert are in token
+order, and a token's experts are added in order of rank: given the routing, it is batch-invariant.
+The modules compute inputs that these kernels do not support: other dtypes, many rows, other widths.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ class CompiledExperts:
     A backend of experts/backends.py, registered by backends/moe/expert_backends.py."""
 
     def __init__(self, gate: Tensor, up: Tensor, down: Tensor):
-        """gate, up: [E, I, d]; down: [E, d, I]; float32, I and d multiples of 16.
+        """Copy gate, up: [E, I, d]; down: [E, d, I]; float32, I and d multiples of 16.
 
         Raises RuntimeError where this processor has no matrix kernel.
         """
@@ -58,7 +57,7 @@ class CompiledExperts:
         self.down = down.detach().contiguous()
 
     def __call__(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
-        """Compute x [T, d], ids [T, k], weights [T, k] -> [T, d]; RuntimeError for other rows."""
+        """Compute x [T, d], ids [T, k], weights [T, k] -> [T, d]; RuntimeError if unsupported."""
         if not supports_rows(x):
             raise RuntimeError(f"rows {tuple(x.shape)} {x.dtype} are not for the compiled experts")
         plan = permute_tokens(ids, len(self.gate_up))
@@ -78,7 +77,7 @@ class CompiledShared:
 
     @classmethod
     def of(cls, shared: SharedExperts | None) -> CompiledShared | None:
-        """Return None where there are none, or the matrix kernel does not support their weights."""
+        """Make the fast path of shared experts; None without them or with unsupported weights."""
         if shared is None or not _multiplied(shared, shared.down_proj.weight):
             return None
         return cls(shared) if shared.down_proj.weight.shape[0] % LANES == 0 else None
@@ -90,7 +89,7 @@ class CompiledShared:
         self.gate_up, self.down = both.contiguous(), down.contiguous()
 
     def __call__(self, x: Tensor) -> Tensor:
-        """[T, d] -> [T, d]."""
+        """Compute [T, d] -> [T, d]."""
         inner = self.down.shape[1]
         x, room, out = x.contiguous(), torch.empty(len(x), 3 * inner), torch.empty(x.shape)
         self._run(
@@ -101,15 +100,15 @@ class CompiledShared:
 
 
 class CompiledRead:
-    """`StreamRead`, as after the last block."""
+    """`StreamRead`, as used after the last block."""
 
     @classmethod
     def of(cls, read: StreamRead) -> CompiledRead | None:
-        """Return None for weights that the matrix kernel does not support."""
+        """Make the fast path of a read; None if the matrix kernel does not support its weights."""
         return cls(read) if _multiplied(read, read.weights.phi) else None
 
     def __init__(self, read: StreamRead, *others: Tensor):
-        """others: further rows of phi, which `project` multiplies too."""
+        """Copy phi and the bias of `read`. others: further rows of phi for `project`."""
         weights, self._run = read.weights, _bound(_READ)
         phi = torch.cat([weights.phi, *others]).detach()
         rows = _padded(len(phi)) - len(phi)  # the matrix kernel multiplies whole vectors of rows
@@ -117,11 +116,11 @@ class CompiledRead:
         self.alpha, self.epsilon = weights.alpha.item(), read.eps
 
     def __call__(self, x: Tensor) -> Tensor:
-        """[T, n, d] -> [T, d]."""
+        """Read streams [T, n, d] -> [T, d]."""
         return self.project(x)[0]
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Read streams x [T, n, d] into [T, d]; and return their projection [T, size]."""
+        """Read streams x [T, n, d] into [T, d]; also return their projection [T, size]."""
         x, (rows, n, width) = x.contiguous(), x.shape
         room, projected = torch.empty(n), torch.empty(rows, len(self.phi))
         out = torch.empty(rows, width)
@@ -138,7 +137,7 @@ class CompiledStreams:
 
     @classmethod
     def of(cls, connection: HyperConnection) -> CompiledStreams | None:
-        """Return None for one stream, which has no mixing, and where `CompiledRead.of` does."""
+        """Make the fast path of a connection; None if it has one stream or unsupported weights."""
         mixes = connection.n > 1 and _multiplied(connection, connection.write.phi)
         return cls(connection) if mixes else None
 
@@ -161,7 +160,7 @@ class CompiledStreams:
 
 
 def _bound(what: Any) -> Callable[..., None]:
-    """Bind an operator whose first argument is the matrix kernel."""
+    """Bind an operator whose first argument is the matrix kernel. Raises RuntimeError without."""
     multiply, run = linear.prepare(), operator(*what)
     if multiply is None or run is None:
         raise RuntimeError("this processor has no matrix kernel")

@@ -1,6 +1,6 @@
 """Decide once whether a fast path supports a model, runner or worker, and log why not.
 
-Each requirement of a fast path is one `require`; the first that fails is logged once a server
+Each requirement of a fast path is one `require`; the first that is not met is logged once a server
 process, and upstream's code runs. Conditions that differ from batch to batch (grammar,
 log-probabilities, rows) are checked each time and not logged.
 """
@@ -20,7 +20,7 @@ _logged: set[tuple[str, str]] = set()
 
 
 class UnsupportedError(Exception):
-    """A fast path does not support this; the text names the requirement."""
+    """A fast path lacks support; the text names the requirement."""
 
 
 def require(holds: object, why: str) -> None:
@@ -30,9 +30,9 @@ def require(holds: object, why: str) -> None:
 
 
 def require_class(what: str, value: object, *kinds: type) -> None:
-    """Raise `UnsupportedError` with the class found unless it is one of `kinds`.
+    """Raise `UnsupportedError` with the actual class unless it is one of `kinds`.
 
-    what: the value's name in the line, such as `its head`.
+    what: the value's name in the line, for example `its head`.
     """
     why = upstream.other_class(what, value, *kinds)
     if why is not None:
@@ -40,22 +40,22 @@ def require_class(what: str, value: object, *kinds: type) -> None:
 
 
 def require_library() -> None:
-    """Require the C++ library and a processor that it has kernels for."""
+    """Require the C++ library and a processor that it supports."""
     why = csrc.why_not()
     require(why is None, str(why))
 
 
 def log_off(path: str, why: object) -> None:
-    """Log once a server process why a fast path is off."""
+    """Log why a fast path is off, once a server process."""
     if (path, str(why)) not in _logged:
         _logged.add((path, str(why)))
         logger.info("sglang-dspark: off: %s: %s", path, why)
 
 
 def find_or_log(path: str, find: Callable[[], T]) -> T | None:
-    """Return what `find` returns; log and return None where it raises `UnsupportedError`.
+    """Call `find` and return its result; log and return None where it raises `UnsupportedError`.
 
-    path: the fast path's name, such as `one call for all layers of LlamaModel`.
+    path: the fast path's name, for example `one call for all layers of LlamaModel`.
     """
     try:
         return find()

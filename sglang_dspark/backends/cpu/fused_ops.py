@@ -3,7 +3,7 @@
 SGLang's own `forward_native` of these operators (sglang/srt/layers/{layernorm,activation}.py,
 rotary_embedding/base.py) makes three to fifteen torch calls; for a handful of rows the calls cost
 more than the arithmetic. `register` adds ours (csrc/rows.cpp) to SGLang's dispatch for out-of-tree
-platforms. `forward_native` computes what they do not support: other types, strides and options.
+platforms. `forward_native` computes unsupported inputs: other types, strides and options.
 
 Results are batch-invariant, and bitwise the same on every processor.
 """
@@ -29,7 +29,7 @@ _ROTATE = ("rotate_rows", _P, _P, _N, _P, *(_N,) * 4)
 
 
 def _run(what: Any, *given: Any) -> None:
-    """Run an operator; `register` has required the library."""
+    """Run an operator; `register` required the library."""
     run = operator(*what)
     assert run is not None
     run(*given)
@@ -48,7 +48,7 @@ def rms_norm(
     post_residual_addition: Tensor | None = None,
     quant_linear: Any = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """`RMSNorm.forward`: x [..., d] -> the norm, with a residual also x + residual."""
+    """Compute `RMSNorm.forward`: x [..., d] -> the norm, with a residual also x + residual."""
     weight = op.weight  # one look-up: attributes of modules are slow
     width = weight.shape[0]
     if (
@@ -77,7 +77,7 @@ def rms_norm(
 
 
 def silu_and_mul(op: Any, x: Tensor) -> Tensor:
-    """`SiluAndMul.forward`: x [..., 2d] -> silu(first half) * second half, [..., d]."""
+    """Compute `SiluAndMul.forward`: x [..., 2d] -> silu(first half) * second half, [..., d]."""
     width = x.shape[-1] // 2
     if x.dtype != _FLOAT:
         return op.forward_native(x)
@@ -94,7 +94,7 @@ def rotary(
     offsets: Tensor | None = None,
     fused_set_kv_buffer_arg: Any = None,
 ) -> tuple[Tensor, Tensor]:
-    """`RotaryEmbedding.forward`: rotates query and key [n, heads * d] in place and returns them."""
+    """Compute `RotaryEmbedding.forward`: rotate query and key [n, heads * d] in place."""
     table = op.cos_sin_cache
     if (
         query.dtype != _FLOAT
@@ -123,9 +123,9 @@ def rotary(
 def register(dispatch_key: str) -> None:
     """Add the operators to SGLang's dispatch under the platform's key; idempotent.
 
-    Without the library SGLang's own stay, which is logged. Exact classes only: a subclass with a
-    `forward` of its own keeps it. `Llama3RotaryEmbedding` differs from its parent in the cosine
-    table alone.
+    Without the library SGLang's operators stay, which is logged. Only exact classes: a subclass
+    with its own `forward` keeps it. `Llama3RotaryEmbedding` differs from its parent only in the
+    cosine table.
     """
     if not supported("norms, rotary embedding and SiLU gate by one kernel each", require_library):
         return

@@ -12,7 +12,7 @@ windows first: at eight requests that copies 9 MB of logits a step. Here the row
 
 `verify_chains` replaces the greedy branch of `eagle_sample` and `verify_tree_greedy`
 (sglang/srt/speculative/eagle_utils.py, sglang/kernels/ops/speculative/spec_tree.py) where every
-tree is a chain (EAGLE with topk 1, as in MTP-1): an argmax over all logits and some thirty small
+tree is a chain (EAGLE with topk 1, as in MTP-1): an argmax over all logits and about thirty small
 torch calls.
 """
 
@@ -30,7 +30,7 @@ _ACCEPT = ("accept_greedy", _P, _N, _N, _P, _P, _P, _N, _P, _P)
 
 
 def row_argmax(values: Tensor) -> Tensor:
-    """Return each row's first largest entry: values [n, V] float32, contiguous -> [n] int64."""
+    """Return the index of each row's largest entry: [n, V] float32, contiguous -> [n] int64."""
     windows = torch.ones(len(values), 1, dtype=torch.int64)  # without drafts
     return accept_greedy(windows, windows[:, 0], torch.arange(len(values)), values)[1]
 
@@ -60,7 +60,7 @@ def accept_greedy(
 def _accept_greedy(
     window: Tensor, lens: Tensor, starts: Tensor, target: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """`accept_greedy` by torch; target [N]: the most likely token of each row of logits."""
+    """Compute `accept_greedy` by torch; target [N]: the likeliest token of each row of logits."""
     drafts = torch.arange(window.shape[1] - 1)
     rows = (starts[:, None] + drafts).clamp(max=len(target) - 1)
     agree = (target[rows] == window[:, 1:]) & (drafts < lens[:, None] - 1)
@@ -71,9 +71,9 @@ def _accept_greedy(
 def committed(
     drafts: Tensor, accepted: Tensor, bonus: Tensor, prefix: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return what a step commits: counts [R] int32, lengths [R] int64, tokens [R, gamma + 1].
+    """Return a step's committed counts [R] int32, lengths [R] int64 and tokens [R, gamma + 1].
 
-    drafts: [R, gamma] int64; accepted: [R] int32; bonus: [R] int64, placed behind the accepted
+    drafts: [R, gamma] int64; accepted: [R] int32; bonus: [R] int64, placed after the accepted
     drafts (later entries are not read); prefix: [R] int64, lengths before the step.
     """
     commit = accepted + 1
@@ -85,10 +85,10 @@ def committed(
 def verify_chains(window: Tensor, logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Verify each request's chain up to the first token that differs from the draft.
 
-    window: [R, n] int64, root and drafts. logits: [R * n, V] float32, contiguous, row r * n + k
-    being the target's after window[r, k].
-    Returns the most likely token of each row read, 0 in the others, [R * n] int32; the rows read,
-    -1 behind them, [R, n] int32; tokens a request gains, the bonus token included, [R] int32.
+    window: [R, n] int64, root and drafts. logits: [R * n, V] float32, contiguous; row r * n + k
+    is the target's after window[r, k].
+    Returns the likeliest token of each row read, 0 in the others, [R * n] int32; the rows read,
+    -1 after them, [R, n] int32; tokens that a request gains, the bonus included, [R] int32.
     """
     requests, n = window.shape
     rows = torch.arange(requests * n, dtype=torch.int32).view(requests, n)

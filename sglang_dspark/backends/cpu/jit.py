@@ -1,9 +1,9 @@
-"""Compile the loops that C++ does not have with Numba.
+"""Compile loops that are not in the C++ library with Numba.
 
-They compile for the processor that they run on at the first start, and are cached on disk in a
+They compile for the host's processor at the first start, and are cached on disk in a
 folder named by a hash of their source. Division follows numpy (no ZeroDivisionError), as a check
-would prevent vectorisation. Float operations run as they are written: newly compiled code is
-optimised across more functions than code read from disk, and both must give bitwise the same
+would prevent vectorisation. Float operations run in the order of the source: newly compiled code
+is optimised across more functions than code read from disk, and both must give bitwise the same
 results.
 """
 
@@ -19,7 +19,7 @@ from sglang_dspark.common.machine_code import folder_of, kept
 
 @cache
 def cache_folder() -> Path:
-    """Return the cache folder, named by the source of this folder."""
+    """Return the cache folder, named by a hash of this folder's source."""
     return folder_of("kernels", sorted(Path(__file__).parent.glob("*.py")))
 
 

@@ -1,10 +1,10 @@
 """Compute x W^T + bias: our kernel for few rows, BLAS for many.
 
 A decode step is bound by reading W once; a verify step of 6 rows should cost about the same, but
-BLAS libraries repack or re-read W for so few rows. In csrc/matmul.cpp each row of W meets all rows
-of x while it is in registers, and the next rows are prefetched. W stays in its [N, K] layout, so
-float32 weights that are tied or sliced elsewhere stay as they are. Packed weights
-(weight_formats.py) are widened in registers, or multiplied as they are with rounded rows.
+BLAS libraries repack or re-read W for so few rows. csrc/matmul.cpp multiplies each row of W with
+all rows of x while it is in registers, and prefetches the next rows. W stays in its [N, K] layout,
+so float32 weights that are tied or sliced elsewhere are unchanged. Packed weights
+(weight_formats.py) are widened in registers, or multiplied directly with rounded rows.
 
 Every output element is one chain over ascending k, of 16-lane fused multiply-adds or of the other
 formats' own instructions, then, except for int8, one fixed pairwise sum of the lanes. The blocking
@@ -12,9 +12,9 @@ depends on the row count, that order does not: the kernel is batch-invariant, so
 plain decoding compute the same.
 
 Above `MAX_ROWS` rows BLAS multiplies, as its blocking may be faster on processors that were not
-measured. Our kernel keeps what BLAS would compute differently: int8 and rounded rows. Six float32
-rows take about the time of one (results/products_cpu.json). On one core with AVX2, no row count up
-to 512 was slower than `F.linear`.
+measured. Our kernel still multiplies int8 weights and rounded rows, as BLAS results would differ.
+Six float32 rows need about the time of one (results/products_cpu.json). On one core with AVX2, no
+row count up to 512 was slower than `F.linear`.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ from sglang_dspark.backends.cpu.weight_formats import (
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.serving.config import current_config
 
-REVISION = 6  # of kernels and formats: step times saved under another one are measured again
+REVISION = 6  # of kernels and formats: step times saved under another revision are measured again
 LANES = 16
 MAX_BLOCK_ROWS = 6
 
-# As csrc/matmul.h numbers them; there, rows rounded to bfloat16 are a format of their own.
+# The numbers of csrc/matmul.h, in which bfloat16 with rows rounded to bfloat16 is another format.
 _FORMATS = {FLOAT32: 0, BFLOAT16: 1, INT8: 3, BYTES: 4}
 _ROUNDED_BFLOAT16 = 2
 # Bits of csrc/library.cpp
@@ -61,10 +61,9 @@ class NarrowMatmul:
     """A matrix kernel: `call(x, row_stride, rows, block, W, N, K, out, threads)`.
 
     x, W and out are addresses; row_stride is in floats; block <= MAX_BLOCK_ROWS rows of x are
-    computed together (where it rounds them to bfloat16, it chooses the number); N is a multiple of
+    computed together (a kernel that rounds them to bfloat16 chooses the number); N is a multiple of
     LANES, K of the format's columns; out is [rows, N], contiguous. Without a pool one thread
-    computes.
-    entry: address of the same function, for compiled callers.
+    computes. entry: address of the same function, for compiled callers.
     """
 
     call: Callable[[int, int, int, int, int, int, int, int, int], None]
@@ -78,7 +77,7 @@ class Processor:
     bits: int
 
     @classmethod
-    @lru_cache(maxsize=1)  # virtual machines trap the instruction that asks the processor
+    @lru_cache(maxsize=1)  # virtual machines trap the instruction that queries the processor
     def host(cls) -> Processor:
         """Return this machine's processor; without the library all bits are 0."""
         loaded = library()
@@ -110,7 +109,7 @@ def find_matmul(
 
     level: of the cache that weights are prefetched into, None for the processor's; int8 ignores
     it. rounding: whether rows of x are rounded to bfloat16 for bfloat16 weights, on a processor
-    that `multiplies` them. Raises DSparkError where there is none. The library's `dspark_matmul`
+    that `multiplies` them. Raises DSparkError without such a kernel. `dspark_matmul` of the library
     (csrc/library.cpp) reads it from the table at the end of csrc/matmul.cpp.
     """
     loaded, number = library(), _ROUNDED_BFLOAT16 if rounding else _FORMATS[form]
@@ -129,19 +128,19 @@ def find_matmul(
 
 
 MAX_ROWS = 256
-# One more thread for each so many weights: a part of half of that costs more to hand over.
+# Weights for each further thread: a part of half that size costs more to hand over.
 _WEIGHTS_PER_THREAD = 1 << 17
 
 
 def why_not() -> str | None:
-    """Return why this process multiplies by `F.linear`; None if our kernel does."""
+    """Return the reason why this process multiplies by `F.linear`; None if our kernel does."""
     if not current_config().cpu.matrix_kernel:
         return "cpu.matrix_kernel is false in the configuration"
     return csrc.why_not()
 
 
 def prepare() -> NarrowMatmul | None:
-    """Return the kernel for float32 weights, as `prepare_for`."""
+    """Return the kernel for float32 weights, as in `prepare_for`."""
     return prepare_for(FLOAT32)
 
 
@@ -155,7 +154,7 @@ def rounds(form: WeightFormat) -> bool:
 
 
 def served(form: WeightFormat) -> WeightFormat:
-    """Return the stored format for a configured one: int8 as the kernel reads it."""
+    """Return the stored format for a configured one: int8 in the layout that the kernel reads."""
     return BYTES if form is INT8 and rounds(BYTES) else form
 
 
@@ -190,9 +189,9 @@ def kernel_of(weight: Tensor) -> NarrowMatmul | None:
 def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Compute `F.linear`: x [..., K], weight [N, K], bias [N] or None -> [..., N].
 
-    By our kernel where `eligible`, which is batch-invariant, else by `F.linear`, with the float32
-    numbers of a packed weight. Call `prepare_for` once at load, or the first call starts the
-    threads.
+    Our kernel computes it where `eligible`, and is batch-invariant; else `F.linear` does, with the
+    float32 numbers of a packed weight. Call `prepare_for` once at load, or the first call starts
+    the threads.
     """
     kernel = kernel_of(weight)
     if kernel is None or not eligible(x, weight):
@@ -225,7 +224,7 @@ def eligible(x: Tensor, weight: Tensor) -> bool:
 
 
 def narrow(kernel: NarrowMatmul, x: Tensor, weight: Tensor, threads: int | None = None) -> Tensor:
-    """Multiply by the kernel: x [M, K] and weight [N, K], `eligible` -> [M, N] float32.
+    """Multiply by the kernel: x [M, K], weight [N, K], both `eligible` -> [M, N] float32.
 
     kernel: of the weight's format. threads: None for torch's number, fewer for a small weight.
     """
@@ -256,6 +255,6 @@ def threads_for(n: int, k: int) -> int:
 
 
 def block_rows(m: int) -> int:
-    """Split m rows of x evenly into as few blocks as the registers allow; rows of a block."""
+    """Return the rows of a block, for m rows of x in as few even blocks as registers allow."""
     blocks = -(-m // MAX_BLOCK_ROWS)
     return -(-m // blocks)

@@ -1,8 +1,8 @@
 """Suppress two misleading SGLang warnings in a CPU server's log.
 
 Upstream: sglang/srt/models/registry.py, `import_model_classes`, and
-sglang/srt/speculative/dspark_components/dspark_planner.py, `DSparkVerifyPlanner`. Each is dropped
-by a filter on the one logger that emits it, by its own words; `--log-level debug` shows them.
+sglang/srt/speculative/dspark_components/dspark_planner.py, `DSparkVerifyPlanner`. A filter on the
+logger of each drops it by its text; `--log-level debug` shows both.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from sglang_dspark.serving import mode
 MODELS = "sglang.srt.models.registry"
 PLANNER = "sglang.srt.speculative.dspark_components.dspark_planner"
 
-# Every process imports all model classes. Some require a GPU's or an AMX build. A class that fails
-# to import for another reason may be the one to serve: that line stays.
+# Every process imports all model classes. Some require a GPU or an AMX build. A class that fails
+# to import for another reason may be the served one: that line stays.
 _NO_BUILD_HERE = re.compile(
     r"Ignore import error when loading sglang\.srt\.models\.\w+: "
     r"(No module named '(cutlass|torchaudio)'"

@@ -3,9 +3,9 @@
 Upstream: `ModelRunner.load_model` (sglang/srt/model_executor/model_runner.py) leaves
 float32 weights, which `UnquantizedLinearMethod` and `UnquantizedEmbeddingMethod` multiply with and
 look up. Packed in place they keep their names and shapes; weight_methods.py and the fast paths of
-passes read them by format. Models whose modules read weights in other ways keep theirs. By default
-weights that are bfloat16 numbers, as in most checkpoints, are stored as such: half the bytes, the
-same numbers.
+passes read them by format. Models whose modules read weights in other ways are not packed. By
+default weights that are exact in bfloat16, as in most checkpoints, are stored so: half the bytes,
+the same numbers.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def pack_target(runner: Any) -> None:
 def pack_draft(draft_model: Any) -> None:
     """Pack the layers of a draft model.
 
-    Upstream multiplies with its other weights too, so our code reads copies (`packed_copy`)."""
+    Upstream also multiplies with its other weights, so our code reads copies (`packed_copy`)."""
     _pack_as_configured(draft_model, draft_model.layers, lambda: _require_draft(draft_model))
 
 
@@ -76,7 +76,7 @@ def pack_chain(drafter: nn.Module) -> None:
 def take_draft_rows(lm_head: Tensor, ids: Tensor) -> Tensor:
     """Copy rows of an LM head in its format, float32 as bfloat16: ids [n] int64 -> [n, d].
 
-    A drafter that runs once a token reads them as often. Rounded logits make other drafts, which
+    A drafter that runs once a token reads them as often. Rounded logits change the drafts, which
     are verified with the probabilities that they were drawn from."""
     rows = weight_formats.take_rows(lm_head, ids)
     packs = linear.why_not() is None and format_of(rows) is FLOAT32
@@ -84,7 +84,7 @@ def take_draft_rows(lm_head: Tensor, ids: Tensor) -> Tensor:
 
 
 def packed_copy(weight: Tensor) -> Tensor:
-    """Pack a copy of a float32 weight [N, K] (`cpu.weights`); itself if the format cannot."""
+    """Pack a copy of a float32 weight [N, K] (`cpu.weights`); return an unsupported one."""
     form = _wanted([weight])
     linear.prepare_for(form)
     stays = form is FLOAT32 or not weight_formats.can_pack(weight, form)
@@ -92,7 +92,7 @@ def packed_copy(weight: Tensor) -> Tensor:
 
 
 def _pack_as_configured(model: nn.Module, part: nn.Module, require: Callable[[], None]) -> None:
-    """Pack the plain weights in a part of a supported model; log why another is not."""
+    """Pack the plain weights in a part of a supported model; log why a model is not supported."""
     form = _wanted([module.weight for module in part.modules() if _plain(module)])  # type: ignore[misc]
     if form is not FLOAT32 and supported(f"{form.name} weights of {type(model).__name__}", require):
         _pack(part, form, type(model).__name__)
@@ -147,7 +147,7 @@ def _require_target(runner: Any, known: Sequence[str]) -> None:
 
 def _require_draft(model: Any) -> None:
     require(isinstance(model, upstream.DSparkDraftModel), "only dense drafts are packed")
-    stacked = model._stacked_ctx_kv_params()  # upstream keeps it
+    stacked = model._stacked_ctx_kv_params()  # upstream caches it
     if stacked is None:
         raise UnsupportedError("keys and values of its context are not one product")
     require(stacked["weight"].dtype is torch.float32, f"it is in {stacked['weight'].dtype}")
@@ -165,7 +165,7 @@ def _pack(part: nn.Module, form: WeightFormat, name: str) -> None:
         if weight_formats.can_pack(weight, form):
             weight.data = pack(weight.data, form)
             setattr(module, _MARK, True)
-            if form in PANELS:  # upstream refuses updates of such a model by this text
+            if form in PANELS:  # upstream refuses updates of such a model with this text
                 module._derived_weight_cache_error = _NO_UPDATE  # type: ignore[assignment]
         after += n * (form if holds(module) else FLOAT32).row_bytes(k)
     linear.prepare_for(form)
@@ -176,7 +176,7 @@ def _pack(part: nn.Module, form: WeightFormat, name: str) -> None:
 
 
 def _plain(module: nn.Module) -> bool:
-    """Return whether a module only multiplies with or looks up in a float32 weight."""
+    """Return whether a module only multiplies with, or looks up in, a float32 weight."""
     method, weight = getattr(module, "quant_method", None), getattr(module, "weight", None)
     if method is None or not isinstance(weight, nn.Parameter):
         return False

@@ -1,4 +1,4 @@
-"""Attend over a paged cache in place: float32 by csrc/attention.cpp, everything else by torch.
+"""Attend over a paged cache in place: float32 by csrc/attention.cpp, other types by torch.
 
 softmax(q k^T scale) v for windows of any length: decode, verify, draft blocks and prefills. torch
 would first gather every request's K and V into one padded tensor; the kernel reads the slot table
@@ -9,8 +9,8 @@ A query's result is bitwise the same in every window, batch and thread count. So
 plain decoding and of verification agrees exactly, and so does that of prompts in one batch, in
 several, or with a cached prefix.
 
-`attend_by_torch` computes half-precision caches and capped scores, and everything where the kernel
-is missing, by scaled_dot_product_attention: one product per request, as prefill lengths differ and
+`attend_by_torch` computes half-precision caches and capped scores, and all types without the
+kernel, by scaled_dot_product_attention: one product per request, as prefill lengths differ and
 the matrix work dominates at these sizes. K and V are read as a view where the request's slots are
 consecutive, as those of new prefills are.
 """
@@ -33,12 +33,12 @@ from sglang_dspark.backends.cpu.attention_plan import (
 from sglang_dspark.backends.cpu.csrc import operator
 
 NO_WINDOW = -1
-_WORK_PER_THREAD = 1 << 16  # multiplications, some microseconds
+_WORK_PER_THREAD = 1 << 16  # multiplications, a few microseconds
 _ADDRESS, _SIZE = ctypes.c_void_p, ctypes.c_int64
 
 
 class Attention(ctypes.Structure):
-    """A layer's heads and cache, as csrc/attention.h declares them."""
+    """A layer's heads and cache, in the form of csrc/attention.h."""
 
     _fields_ = (
         *((name, _SIZE) for name in ("heads", "kv_heads", "width", "value_width")),
@@ -51,7 +51,7 @@ class Attention(ctypes.Structure):
 
 
 class _Heads(ctypes.Structure):
-    """Rows of heads, as csrc/attention.h declares them."""
+    """Rows of heads, in the form of csrc/attention.h."""
 
     _fields_ = (("data", _ADDRESS), ("row_stride", _SIZE), ("head_stride", _SIZE))
 
@@ -79,7 +79,7 @@ def paged_attention(
     """Write the pass's own K and V, if given, then attend every query token of `plan`.
 
     q: [T, H, D]. k_cache: [S, Hkv, D], v_cache: [S, Hkv, Dv], contiguous; H a multiple of Hkv.
-    window: tokens behind a position that it sees, NO_WINDOW for all. threads: the most to use, of
+    window: earlier positions that a query sees, NO_WINDOW for all. threads: the most to use, of
     `threads.pool_threads`. out: [T, H, Dv], contiguous, written for the plan's tokens. new: (k [n,
     Hkv, D], v [n, Hkv, Dv], cache slots [n] int64). All float32, heads contiguous. Requires the
     operators of csrc.py. Raises TypeError for other types or strides, MemoryError.
@@ -112,13 +112,13 @@ def sliding_window_of(layer: Any) -> int:
 
 
 def require_memory(failed: int) -> None:
-    """Raise MemoryError where an operator returned that attention had none."""
+    """Raise MemoryError if an attention operator returned `failed`: it had no memory."""
     if failed:
         raise MemoryError("attention: a thread had no memory for its scores")
 
 
 def threads_for(most: int, plan: AttentionPlan, heads: int, widths: int) -> int:
-    """Limit the threads where they would wait longer than they compute; widths: D + Dv."""
+    """Limit the threads where waiting would cost more than computing; widths: D + Dv."""
     return max(1, min(most, plan.seen * heads * widths // _WORK_PER_THREAD))
 
 
@@ -152,7 +152,7 @@ def attend_by_torch(
     window: int,
     out: Tensor,
 ) -> None:
-    """Attend every query token of `plan`, written to `out` in the queries' type.
+    """Attend every query token of `plan`; write to `out` in the queries' type.
 
     queries: [T, H, D]. keys: [S, Hkv, D], values: [S, Hkv, Dv], any float type. layer:
     `RadixAttention`, read for `scaling` and `logit_cap`. window < 0 means none. out: [T, H, Dv].
@@ -189,7 +189,7 @@ def _capped_attention(
 ) -> Tensor:
     """Compute `_sdpa` with scores capped to cap * tanh(score / cap) before the softmax."""
     group = q.shape[0] // k.shape[0]
-    grouped = q.reshape(k.shape[0], group * q.shape[1], q.shape[2])  # heads of a group are rows
+    grouped = q.reshape(k.shape[0], group * q.shape[1], q.shape[2])  # heads of a group become rows
     scores = torch.bmm(grouped, k.transpose(1, 2)) * scale
     scores = (cap * torch.tanh(scores / cap)).view(k.shape[0], group, q.shape[1], k.shape[1])
     if mask is not None:

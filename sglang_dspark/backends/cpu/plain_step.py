@@ -1,8 +1,8 @@
-"""Decode one token per request, in a step that drafts nothing, without upstream's worker.
+"""Decode one token per request, in a step without drafts, without upstream's worker.
 
 Replaces `step/decode.py` for such a step. All its stages plan windows of gamma + 1 places, make a
-proposal, pack it, and spread the result: some forty small tensor operations, each of them cold
-after a pass over the model's weights. Here one token of each request goes through the same ragged
+proposal, pack it, and spread the result: about forty small tensor operations, each of them cold
+after a pass over the model's weights. Here one token of each request is in the same ragged
 verify pass, the accept rule sees one row each, and the features wait with the context rows. Tokens,
 lengths, metrics and the draft's context are the same.
 
@@ -50,7 +50,7 @@ def require_worker(worker: Any) -> None:
 
 
 def supports_batch(batch: Any) -> bool:
-    """Return whether a batch reads one unmodified row of logits per request, and nothing else."""
+    """Return whether a batch reads only one unmodified row of logits per request."""
     return (
         batch.forward_mode.is_decode()
         and batch.return_hidden_states_mode is upstream.CaptureHiddenMode.NULL
@@ -76,9 +76,9 @@ def run(
     publish: Callable[..., None] | None,
     write_context: Callable[[Committed], None],
 ) -> Any:
-    """Decode one token of each request; upstream's `GenerationBatchResult` of a step.
+    """Decode one token of each request; return upstream's `GenerationBatchResult` of a step.
 
-    write_context: keeps the features of the tokens for later drafts.
+    write_context: writes or defers the features of the tokens for later drafts.
     """
     requests, prefix = len(batch.seq_lens), batch.seq_lens
     anchors = batch.spec_info.bonus_tokens.view(-1)

@@ -1,13 +1,13 @@
-"""Define the out-of-tree platform class that SGLang asks for defaults and capabilities.
+"""Define the out-of-tree platform class that gives SGLang defaults and capabilities.
 
 Adapts sglang/srt/platforms/interface.py. It is an out-of-tree platform, not the in-tree CPU one,
-because only then does SGLang ask it for the attention backend, the draft's attention backend and
-the speculative algorithms it supports.
+because SGLang reads the attention backend, the draft's attention backend and the supported
+speculative algorithms only from such a platform.
 
 A model process also returns the holes of its heap to the system, twice a minute. A step's tensors
 of varying sizes are allocated between small ones that stay, and glibc keeps the holes: the resident
 set grows for hours while memory in use is constant. A lower mmap threshold stops that too, but then
-every step pays for new pages (dev/LOG.md).
+every step maps new pages (dev/LOG.md).
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ class DsparkCpuPlatform(upstream.CpuDeviceMixin, upstream.SRTPlatform):
         return False
 
     def apply_server_args_defaults(self, server_args: Any) -> None:
-        """Set CPU defaults, after `handle_cpu_backends` has named a backend that needs AMX."""
+        """Set CPU defaults, after `handle_cpu_backends` has set a backend that requires AMX."""
         if server_args.attention_backend in (None, "intel_amx"):
             server_args.attention_backend = ATTENTION_BACKEND
         if server_args.dtype == "auto":
-            # Upstream makes float32 checkpoints float16, for GPUs: 8 rows of the demo target take
-            # 125 ms in it and 49 in float32, which our compiled kernels are written for.
+            # Upstream makes float32 checkpoints float16, for GPUs: 8 rows of the demo target cost
+            # 125 ms in it and 49 in float32, which our compiled kernels support.
             server_args.dtype = "float32"
             logger.info("sglang-dspark: dtype float32, which the CPU kernels compute in")
         if not current_config().cpu.overlap and not server_args.enable_prefill_delayer:
-            # A pass computes on the thread that schedules. Overlap hides nothing and delays each
+            # A pass computes on the thread that schedules. Overlap hides no work and delays each
             # result by a step: first tokens, freed slots, EOS.
             server_args.disable_overlap_schedule = True
         rank_resources.prepare(server_args)
@@ -88,11 +88,11 @@ class DsparkCpuPlatform(upstream.CpuDeviceMixin, upstream.SRTPlatform):
         register_attention()
 
     def post_load_model(self, model: torch.nn.Module) -> None:
-        """Start threads, once weights are loaded: the process forks no other from now on."""
+        """Start threads, once weights are loaded: the process forks no other after that."""
         trim_heap()
 
 
-TRIM_EVERY_S = 30.0  # a call takes a few milliseconds, and the next steps map pages again
+TRIM_EVERY_S = 30.0  # a call costs a few milliseconds, and the next steps map pages again
 TRIM_THREAD = "dspark-heap"
 
 

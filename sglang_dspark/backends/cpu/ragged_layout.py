@@ -1,7 +1,7 @@
 """Build SGLang's `RaggedVerifyLayout` from verify lengths, and the row numbers of such a step.
 
 Upstream: sglang/srt/speculative/ragged_verify.py and kernels/ops/speculative/dspark/
-dspark_verify_window.py. Its `verify_lens` count the anchor as well, ours do not.
+dspark_verify_window.py. Its `verify_lens` count the anchor as well; ours do not.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ def _layout(lengths: tuple[int, ...]) -> Any:
 
 
 class PackedRows:
-    """The rows of a ragged step: lens, starts [R] int64 in the pass, `index` [N] in the windows."""
+    """The rows of a ragged step: lens, starts [R] int64 in the pass, `index` [N] in windows."""
 
     def __init__(self, windows: Counts, width: int):
-        """windows: [R] int64, tokens that each request has verified, the anchor counted."""
+        """Index the rows of windows [R] int64: verified tokens of each request, anchor included."""
         self.total = int(windows.sum())
         self.lens = torch.from_numpy(windows)
         self.starts = torch.from_numpy(first_rows(windows))
@@ -77,7 +77,7 @@ def packed_window(
 ) -> Any:
     """Build upstream's `RaggedVerifyWindow` of the packed rows.
 
-    draft_block_ids [R, >= 1], the anchor in front; draft_tokens [R, gamma]; verify_window: the
+    draft_block_ids [R, >= 1], the anchor first; draft_tokens [R, gamma]; verify_window: the
     step's positions and cache slots of all gamma + 1 places.
     """
     if rows.total == len(rows.lens):

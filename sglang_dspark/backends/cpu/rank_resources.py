@@ -1,10 +1,10 @@
-"""Give several CPU ranks the cores, memory and network that SGLang leaves to the user.
+"""Give several CPU ranks the cores, memory and network that SGLang lets the user set.
 
 Upstream: sglang/srt/utils/numa_utils.py (`init_threads_binding`) refuses more ranks than
 the machine has memory nodes unless a variable gives each one cores; kv_cache_configurator.py gives
-a rank the memory of its whole node; gloo listens where the machine's own name points to, and the
-queue between machines (shm_broadcast.py) at the address on the way to a name server of Google's, or
-otherwise at no address that can be found. Variables that the user has set stay as they are.
+a rank the memory of its whole node; gloo listens where the machine's own name resolves to, and the
+queue between machines (shm_broadcast.py) at the address on the route to one of Google's name
+servers, or at no reachable address. Variables that the user sets stay unchanged.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from sglang_dspark.serving import upstream
 CORES = "SGLANG_CPU_OMP_THREADS_BIND"
 INTERFACE = "GLOO_SOCKET_IFNAME"
 ADDRESS = "SGLANG_HOST_IP"
-# Fraction of a node's free memory for weights and caches. SGLang has a rule, but where cores are
-# named it uses 0.95 of the whole node for each rank.
+# Fraction of a node's free memory for weights and caches. SGLang has a rule, but if cores are
+# set it uses 0.95 of the whole node for each rank.
 STATIC_MEMORY = 0.8
-_ours: dict[str, str] = {}  # set by this process: the next engine in it may need other values
+_ours: dict[str, str] = {}  # set by this process: its next engine may need other values
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """Number of compute processes: of the whole server, and of this machine."""
+    """Number of compute processes: `everywhere` in the server, `here` on this machine."""
 
     everywhere: int
     here: int
 
 
 def ranks_of(server_args: Any) -> Ranks:
-    """Count ranks: data-parallel replicas are processes of their own, unless of attention alone."""
+    """Count ranks; data-parallel replicas are separate processes, except with DP attention only."""
     replicas = 1 if server_args.enable_dp_attention else server_args.dp_size
     everywhere = replicas * server_args.tp_size * server_args.pp_size
     return Ranks(everywhere, max(1, everywhere // server_args.nnodes))
@@ -64,7 +64,7 @@ def prepare(server_args: Any) -> None:
 def core_shares(cores: Sequence[int], ranks: int) -> list[str]:
     """Split cores among ranks, as `0,1,2`: neighbours, in even shares.
 
-    With fewer cores than ranks some ranks share one."""
+    With fewer cores than ranks some ranks share a core."""
     count = len(cores)
     bounds = [rank * count // ranks for rank in range(ranks + 1)]
     parts = [cores[low : max(high, low + 1)] for low, high in pairwise(bounds)]
@@ -72,7 +72,7 @@ def core_shares(cores: Sequence[int], ranks: int) -> list[str]:
 
 
 def _set(name: str, value: str) -> None:
-    """Set a variable, unless the user has."""
+    """Set a variable, unless the user has set it."""
     if os.environ.get(name, "") in ("", _ours.get(name)):
         os.environ[name] = _ours[name] = value
 
@@ -85,7 +85,7 @@ def memory_nodes() -> int:
 def _choose_network(rendezvous: str | None) -> None:
     """Use the network of the rendezvous `HOST:PORT`; loopback without one.
 
-    Where it has no route nothing is set: connecting to it reports the error.
+    Sets nothing where it has no route: connecting to it reports the error.
     """
     host = "127.0.0.1"
     if rendezvous is not None:
@@ -101,7 +101,7 @@ def _choose_network(rendezvous: str | None) -> None:
 
 
 def _own_address(host: str) -> str | None:
-    """Return this machine's address on the route to a host. No packet is sent."""
+    """Return this machine's address on the route to a host, without sending a packet."""
     try:
         family, _, _, _, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, socket.SOCK_DGRAM) as probe:

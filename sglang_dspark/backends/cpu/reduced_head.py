@@ -70,8 +70,8 @@ class ReducedHead:
     """The rows of the LM head and of the vanilla Markov head that can be drafted.
 
     tokens: [n] ascending token ids. lm_head: [n, d]. w1: [V, r], the drafter's own, for every
-    previous token. w2: [n, r], which each of gamma steps reads: in fewer bytes where the draft's
-    layers are (weight_formats.py). Copies, except w1: weights updated in a running server
+    previous token. w2: [n, r], which each of gamma steps reads: packed where the draft's
+    layers are (weight_formats.py). All but w1 are copies: weights updated in a running server
     reach the draft only after a restart, and the output stays the target's.
     """
 
@@ -100,7 +100,7 @@ class ReducedHead:
 def reduced_head(
     w1: Tensor, w2: Tensor, lm_head: Tensor, packed: Callable[[Tensor], Tensor] = lambda w: w
 ) -> ReducedHead | None:
-    """Reduce a vanilla head's weights [V, r] and the LM head [>= V, d]; None if not restricted.
+    """Reduce a vanilla head's weights [V, r] and the LM head [>= V, d]; None without restriction.
 
     packed: converts W2's rows [n, r] to the stored format.
     """
@@ -117,9 +117,9 @@ def reduced_head(
 
 
 def find_reduced_head(model: Any) -> ReducedHead | None:
-    """Reduce a draft model's heads, in the formats of the target and of the draft, if they can be.
+    """Reduce a draft model's heads, in the formats of target and draft; None if unsupported.
 
-    Another head keeps upstream's code.
+    Other heads use upstream's code.
     """
     if not isinstance(model, upstream.DSparkDraftMixin):
         return None
@@ -209,9 +209,9 @@ def draft_sampled(
 ) -> tuple[Tensor, Tensor]:
     """Sample a block left to right; also return its logits, which define each distribution.
 
-    base [R, gamma, n], anchor [R], temperatures [R] (0: the most likely token), uniforms
-    [R, gamma] float64 in [0, 1) (`block_uniforms`), seeded: the requests whose seed decides instead
-    of the uniforms -> tokens [R, gamma] int64, logits U_k + B [R, gamma, V]
+    base [R, gamma, n], anchor [R], temperatures [R] (0: the likeliest token), uniforms
+    [R, gamma] float64 in [0, 1) (`block_uniforms`), seeded: the requests that draw by their seed
+    instead of the uniforms -> tokens [R, gamma] int64, logits U_k + B [R, gamma, V]
     before the temperature, -inf outside the draft vocabulary. confidence: as for `draft_greedy`,
     at the requests' temperatures.
     """
@@ -224,7 +224,7 @@ def draft_sampled(
         step = base[:, k] + _bias(head, previous)
         logits[:, k].index_copy_(1, head.tokens, step)
         distribution = torch.softmax(step / temperature, -1)  # [R, n]
-        if confidence is not None:  # of the distribution: the token is drawn below
+        if confidence is not None:  # from the distribution: the token is drawn below
             confidence[:, k] = certainty(distribution)
         column = sample_inverse_cdf(distribution, uniforms[:, k])
         if seeded is not None:
@@ -238,8 +238,8 @@ def draft_sampled(
 def block_uniforms(key: int, offset: int, shape: tuple[int, int]) -> Tensor:
     """Draw the uniforms of one block [R, gamma], the same for a key and offset on every rank.
 
-    float64 has 2^53 values, so a token is drafted with its probability to within 2^-53. Noise of
-    each token in float32 is too coarse: an exponential that rounds to 0, as one in 2^23 did, wins
+    float64 has 2^53 values, so a token is drafted with its probability to within 2^-53. Float32
+    noise for each token is too coarse: an exponential that rounds to 0, as one in 2^23 did, wins
     for any probability of the token.
     """
     generator = np.random.Generator(np.random.Philox(key=[key % 2**64, offset % 2**64]))

@@ -1,7 +1,7 @@
 """Draw with seeds in compiled loops; verify/seeded.py is the reference (Numba).
 
 Only tokens of positive probability are hashed, so a draw after top-k or top-p is fast. A logarithm
-is computed only where it could win: -log u >= 1 - u.
+is computed only where the token could win: -log u >= 1 - u.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from sglang_dspark.verify.seeded import LEAST_WAIT
 _LEAST = np.float64(LEAST_WAIT)
 _MOST = np.finfo(np.float64).max
 _LARGEST = np.float64(0xFFFFFFFF)
-_MARGIN = 1 - 1e-12  # rounding of the bound must not cost a winner
+_MARGIN = 1 - 1e-12  # rounding of the bound must not exclude a winner
 
 
 @kernel

@@ -2,8 +2,8 @@
 
 Upstream call sites: sglang/kernels/ops/kvcache/cache_move.py, kernels/ops/speculative/
 {cache_locs,eagle,multi_layer_eagle,spec_tree}.py, srt/mem_cache/allocation.py. Names, argument
-order and in-place results are theirs. R requests, n tokens in a drafted chain (EAGLE with topk 1,
-as in MTP-1).
+order and in-place results are upstream's. R requests, n tokens in a drafted chain (EAGLE with topk
+1, as in MTP-1).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ __all__ = [
 def copy_all_layer_kv_cache_cpu(
     data_ptrs: Tensor, strides: Tensor, tgt_loc: Tensor, src_loc: Tensor
 ) -> None:
-    """Move cache rows src_loc -> tgt_loc in every buffer, as if all reads came first.
+    """Move cache rows src_loc -> tgt_loc in every buffer; all reads precede the writes.
 
     data_ptrs: [L] addresses of the buffers. strides: [L] bytes of one row. tgt_loc, src_loc: [n].
     """
@@ -57,7 +57,7 @@ def assign_req_to_token_pool_cpu(
     out_cache_loc: Tensor,
     pool_len: int,
 ) -> None:
-    """req_to_token[row_r, start_r:end_r] = the next end_r - start_r entries of out_cache_loc."""
+    """Write req_to_token[row_r, start_r:end_r] = the next end_r - start_r of out_cache_loc."""
     ranges = (each.numpy() for each in (req_pool_indices, start_offset, end_offset))
     _copy_ranges(*ranges, req_to_token.numpy(), out_cache_loc.numpy(), True)
 
@@ -96,7 +96,7 @@ def assign_draft_cache_locs_contiguous_cpu(
     topk: int,
     speculative_num_steps: int,
 ) -> None:
-    """out_cache_loc [R * topk * steps] = the slots right after each request's seq_len tokens."""
+    """Fill out_cache_loc [R * topk * steps] with the slots after each request's seq_len tokens."""
     width = int(topk) * int(speculative_num_steps)
     column = seq_lens.to(torch.int64)[:, None] + torch.arange(width)  # [R, width]
     slots = req_to_token[req_pool_indices.to(torch.int64)[:, None], column]
@@ -106,7 +106,7 @@ def assign_draft_cache_locs_contiguous_cpu(
 def fill_bonus_tokens_cpu(
     accept_tokens: Tensor, accept_lens: Tensor, bonus_tokens: Tensor, accept_stride: int
 ) -> None:
-    """bonus_tokens[r] = the last of accept_lens[r] tokens in row r of accept_tokens [R, stride]."""
+    """Set bonus_tokens[r] to the last of accept_lens[r] tokens in row r of [R, stride]."""
     last = accept_lens.to(torch.int64) - 1
     last += torch.arange(accept_lens.numel()) * int(accept_stride)
     bonus_tokens.copy_(accept_tokens.reshape(-1)[last])
@@ -115,7 +115,7 @@ def fill_bonus_tokens_cpu(
 def fill_accept_out_cache_loc_cpu(
     accept_index: Tensor, out_cache_loc: Tensor, accept_out_cache_loc: Tensor
 ) -> None:
-    """Compact the cache slots of accepted tokens; accept_index holds -1 where none was."""
+    """Compact the cache slots of accepted tokens; accept_index is -1 for rejected ones."""
     flat = accept_index.reshape(-1)
     kept = flat[flat >= 0].to(torch.int64)
     accept_out_cache_loc[: kept.numel()] = out_cache_loc[kept].to(accept_out_cache_loc.dtype)
@@ -160,7 +160,7 @@ def build_tree_kernel_efficient_cpu(
     draft_token_num: int,
     tree_mask_mode: int,
 ) -> None:
-    """Fill mask, positions and the links of R chains of n tokens, node 0 being the root.
+    """Fill mask, positions and the links of R chains of n tokens; node 0 is the root.
 
     verified_seq_len: [R] tokens before the root. tree_mask: bool, [n, n] a request. positions: [R *
     n]. retrieve_index: [R, n] flat node numbers. retrieve_next_token: [R, n] the node after each,
@@ -180,12 +180,12 @@ def build_tree_kernel_efficient_cpu(
 
 @lru_cache(maxsize=32)
 def _chain(n: int) -> tuple[Tensor, Tensor]:
-    """Return the node after each [n], and which nodes each sees [n, n]."""
+    """Return the node after each [n], and the nodes that each sees [n, n]."""
     following = torch.arange(1, n + 1)
     following[-1] = -1
     return following, torch.ones(n, n, dtype=torch.bool).tril()
 
 
 def verify_tree_greedy_cpu(*unused: Any, **named: Any) -> None:
-    """Only to be imported: patches/cpu/mtp.py accepts chains. Raises NotImplementedError."""
+    """Raise NotImplementedError; exists only to be imported: patches/cpu/mtp.py accepts chains."""
     raise NotImplementedError("sglang-dspark verifies no draft trees on a CPU")

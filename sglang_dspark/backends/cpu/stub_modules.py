@@ -1,8 +1,8 @@
 """Install stubs of modules that have no build for a plain CPU: `torchvision`, `sgl_kernel`.
 
-Only missing modules are installed, so a machine that has the real package keeps it.
-`torchvision` is imported by several configuration modules for one enum; `sgl_kernel`'s CPU build
-needs AVX512 or AMX, its operators are in sgl_kernel_ops.py. Its CUDA build may be installed, but
+Only missing modules are installed, so a machine that has the real package uses it. Several
+configuration modules import `torchvision` for one enum. `sgl_kernel`'s CPU build
+requires AVX512 or AMX; its operators are in sgl_kernel_ops.py. Its CUDA build may be installed, but
 cannot be imported without a GPU: that counts as missing.
 """
 
@@ -17,7 +17,7 @@ from importlib.machinery import ModuleSpec
 
 
 class InterpolationMode(enum.Enum):
-    """The members of `torchvision.transforms.InterpolationMode` that configurations name."""
+    """The members of `torchvision.transforms.InterpolationMode` that configurations use."""
 
     NEAREST = "nearest"
     NEAREST_EXACT = "nearest-exact"
@@ -29,7 +29,7 @@ class InterpolationMode(enum.Enum):
 
 
 def install() -> None:
-    """Put the stubs into `sys.modules` where the real modules are not installed."""
+    """Add the stubs to `sys.modules` where the real modules are not installed."""
     if is_missing("torchvision"):
         _install_torchvision()
     if is_missing("sgl_kernel") or not _can_be_imported("sgl_kernel"):

@@ -1,12 +1,12 @@
 """Choose the number of compute threads, and run the pool that shares matrix products.
 
-A decode step is a chain of some two hundred products of a few dozen microseconds. OpenMP threads
-either sleep between two products, which costs more than they save, or spin through everything else
-that the machine has to do: a whole scheduler slice (about 15 ms) per region when a neighbour wants
+A decode step is a chain of about two hundred products of a few dozen microseconds. OpenMP threads
+either sleep between two products, which costs more than they save, or spin through all other
+work of the machine: a whole scheduler slice (about 15 ms) per region when another process wants
 the core. In our pool (csrc/pool.cpp) a waiting thread spins for some tens of microseconds, about as
-long as the work between two products, and then sleeps. Any free thread, the caller included, takes
-the next part, so the caller waits for parts in progress and never for a thread. The thread that
-computes a part does not change its result. A forked process has no threads; its caller computes all
+long as the work between two products, and then sleeps. Any free thread, the caller included,
+computes the next part, so the caller waits for parts in progress and never for a thread. A part's
+result does not depend on the thread. A forked process has no threads; its caller computes all
 parts.
 
 A second compute thread on two cores competes with the HTTP server and the detokenizer: 5 to 24%
@@ -32,7 +32,7 @@ RANKS = "_SGLANG_DSPARK_RANKS"  # of this server on this machine, read by its pr
 def chosen_threads() -> int:
     """Return the user's choice (`cpu.threads`, then OMP_NUM_THREADS) or the default.
 
-    That is this process's cores, all but one, split among the ranks: at least one thread each.
+    The default is this process's cores but one, split among the ranks: at least one thread each.
     """
     from sglang_dspark.serving.config import current_config
 
@@ -49,14 +49,14 @@ def chosen_threads() -> int:
 
 @dataclass
 class ThreadPool:
-    """The process's pool. threads: those that compute parts, a caller among them."""
+    """The process's pool. threads: those that compute parts, a caller included."""
 
     library: ctypes.CDLL
     threads: int = 1
-    _never: ctypes.c_int32 = field(default_factory=ctypes.c_int32)  # 0: threads serve to the end
+    _never: ctypes.c_int32 = field(default_factory=ctypes.c_int32)  # 0: threads run to the end
 
     def grow(self, threads: int) -> None:
-        """Grow to so many threads, the caller among them; never shrink."""
+        """Grow to `threads` threads, the caller included; never shrink."""
         for number in range(self.threads, threads):
             threading.Thread(
                 target=self.library.dspark_pool_serve,
@@ -68,7 +68,7 @@ class ThreadPool:
 
 
 def pool_threads(threads: int) -> int:
-    """Grow the pool to so many threads and return their number; 1 without a pool."""
+    """Grow the pool to `threads` threads and return their number; 1 without a pool."""
     pool = process_pool() if threads > 1 else None
     if pool is None:
         return 1
@@ -78,8 +78,8 @@ def pool_threads(threads: int) -> int:
 
 @lru_cache(maxsize=1)
 def process_pool() -> ThreadPool | None:
-    """Return the pool; None without the library, and where threads cannot wait as csrc/pool.cpp's
-    do on Linux on x86-64."""
+    """Return the pool; None without the library, or if the system is not Linux on x86-64, for
+    which csrc/pool.cpp waits."""
     waits = sys.platform == "linux" and platform.machine() == "x86_64"
     loaded = library() if waits else None
     return None if loaded is None else ThreadPool(loaded)

@@ -2,9 +2,9 @@
 
 Re-implements `TargetVerifyExecutor._run_ragged` and `_forward_prepared_verify`
 (sglang/srt/speculative/dspark_components/dspark_verify.py). SGLang's runner makes a `ForwardBatch`
-of some 90 fields and plans attention twice; its Python, which is in no cache after a pass over all
+of about 90 fields and plans attention twice; its Python, which no cache holds after a pass over all
 weights, costs a millisecond a step. A target, runner or batch that layers/direct_forward.py does
-not support goes through the runner.
+not support uses the runner.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from sglang_dspark.backends.cpu.layers.layer_spec import target_layer_of
 from sglang_dspark.backends.cpu.layers.layer_stack import stack_of_model
 from sglang_dspark.serving import upstream
 
-_PLAIN = "dspark_plain_ends"  # attribute of a model: (embedding, head, the answer)
+_PLAIN = "dspark_plain_ends"  # attribute of a model: (embedding, head, whether it is plain)
 
 
 @dataclass(frozen=True)
 class VerifyRows:
     """The packed rows of one pass: N tokens of R requests.
 
-    ids, positions, slots: [N] int64; slots: where keys and values go. layout: upstream's
-    `RaggedVerifyLayout`. plan, columns: upstream's plan of the cache slots, and which of them these
-    rows are; None where it plans by itself.
+    ids, positions, slots: [N] int64; slots: for keys and values. layout: upstream's
+    `RaggedVerifyLayout`. plan, columns: upstream's plan of the cache slots, and its columns for
+    these rows; None where the runner makes the plan.
     """
 
     ids: Tensor
@@ -48,8 +48,8 @@ def verify_forward(
 ) -> Any:
     """Return upstream's `LogitsProcessorOutput`: logits [N, V], features [N, m * d].
 
-    runner_forward: the same by SGLang's runner, for a batch that is not the scheduler's. The batch
-    is left as it was, except by SGLang's runner.
+    runner_forward: runs the same pass by SGLang's runner, for a batch that is not the scheduler's.
+    Only SGLang's runner changes the batch.
     """
     verify_input = _verify_input(worker, batch, rows)
     output = packed_forward(worker.model_runner, batch, verify_input, rows.slots)
@@ -63,7 +63,7 @@ def verify_forward(
 def packed_forward(runner: Any, batch: Any, verify_input: Any, slots: Tensor) -> Any | None:
     """Run embedding, layers and head without SGLang's runner.
 
-    None, with nothing changed, where the runner has to run. verify_input: upstream's."""
+    None, with no change, where the runner must run. verify_input: upstream's."""
     model = runner.model
     if (
         batch.input_embeds is not None
@@ -106,7 +106,7 @@ def _verify_input(worker: Any, batch: Any, rows: VerifyRows) -> Any:
 
 
 def _through_runner(worker: Any, batch: Any, rows: VerifyRows, verify_input: Any) -> Any:
-    """Run the pass by SGLang's runner, which puts the verify input into the batch."""
+    """Run the pass by SGLang's runner, after adding the verify input to the batch."""
     lens, total = batch.seq_lens_cpu, batch.seq_lens_sum
     batch.out_cache_loc = rows.slots
     if lens is not None:
@@ -120,7 +120,7 @@ def _through_runner(worker: Any, batch: Any, rows: VerifyRows, verify_input: Any
 
 
 def _is_plain(model: Any) -> bool:
-    """Return whether a target is embedding, layers and head; checked again for other ones."""
+    """Return whether a target is embedding, layers and head; rechecked when these change."""
     inner, head = getattr(model, "model", None), getattr(model, "lm_head", None)
     embedding = getattr(inner, "embed_tokens", None)
     found = model.__dict__.get(_PLAIN)

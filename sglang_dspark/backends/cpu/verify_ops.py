@@ -2,7 +2,7 @@
 
 Upstream: `eagle_sample` (sglang/srt/speculative/eagle_utils.py) and the operators of
 sglang/kernels/ops/speculative/verify_sampling.py. The rule is `verify.accept_sampled`. R requests,
-n nodes a chain, the first node being the anchor, V tokens.
+n nodes a chain, of which the first is the anchor, V tokens.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ def sample_windows(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Verify EAGLE's sampled chains by plain decoding's distribution.
 
-    verify_input: upstream's `EagleVerifyInput`. logits: [R * n, V], all adjustments made.
-    Returns tokens by flat node number [R * n], tokens a request gains [R], and flat numbers of the
-    accepted nodes [R, n], -1 behind them; all int32.
+    verify_input: upstream's `EagleVerifyInput`. logits: [R * n, V], with all adjustments.
+    Returns tokens by flat node number [R * n], tokens that a request gains [R], and flat numbers of
+    the accepted nodes [R, n], -1 after them; all int32.
     """
     n = verify_input.draft_token_num
     window = verify_input.draft_token.view(-1, n).to(torch.int64)
@@ -34,7 +34,7 @@ def sample_windows(
     )
     predicts = torch.zeros(rows * n, dtype=torch.int32)
     index = torch.full((rows, n), -1, dtype=torch.int32)
-    proposed = None  # drafts are the draft model's most likely tokens
+    proposed = None  # drafts are the draft model's likeliest tokens
     if upstream.get_spec().speculative_use_rejection_sampling:
         proposed = verify_input.draft_probs[:, : n - 1]
     accepted = _accept(window, nodes, proposed, probs, predicts, index)
@@ -60,8 +60,8 @@ def chain_speculative_sampling_target_only(
     """Replace upstream's `tree_speculative_sampling_target_only` for DFLASH's greedy chains.
 
     Writes predicts [R * n], accept_index [R, n] and accept_token_num [R]. candidates,
-    retrive_index: [R, n]; target_probs: [R, n, V]; others are not read: a chain's links are known,
-    and upstream's float32 uniforms would keep a draft of any probability once in 2^24.
+    retrive_index: [R, n]; target_probs: [R, n, V]. Others are not read: a chain's links are known,
+    and upstream's float32 uniforms would accept a draft of any probability once in 2^24.
     """
     nodes = retrive_index.to(torch.int64)
     accepted = _accept(candidates, nodes, None, target_probs, predicts, accept_index)
@@ -76,9 +76,9 @@ def _accept(
     predicts: Tensor,
     index: Tensor,
 ) -> Tensor:
-    """Accept drafts, [R] int64; write the kept nodes to index [R, n], their tokens to predicts.
+    """Accept drafts, [R] int64; write the accepted nodes to index [R, n], their tokens to predicts.
 
-    proposed: [R, n - 1, V], the drafts' distributions; None: each is a most likely token.
+    proposed: [R, n - 1, V], the drafts' distributions; None: they are the likeliest tokens.
     """
     rows, n = window.shape
     drafts, coins = window[:, 1:], torch.rand(rows, n, dtype=torch.float64)

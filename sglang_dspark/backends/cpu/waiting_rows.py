@@ -1,9 +1,9 @@
 """Defer context rows of the draft by cache slot.
 
-While nothing is drafted the draft's cache is not read, and most of what decoding and prefills would
-write to it is never read: its requests end before the next draft. A deferred row is at place
+Without drafts the draft's cache is not read, and most rows that decoding and prefills would
+write to it are never read: their requests end before the next draft. A deferred row is at place
 `slot % places`. So a row of the slot's next generation replaces that of the last one, which no
-request can see any more, and rows of slots that the prefix cache hands on are still there.
+request sees any more, and rows of slots that the prefix cache keeps stay available.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ class _Rows(ctypes.Structure):
 
 
 class WaitingRows:
-    """features [places, m*d] of the tokens at positions [places], for the cache slots in slots.
+    """Deferred rows: features [places, m*d] of tokens at positions [places], for cache slots.
 
     waits [places]: whether a row waits there; the previous content stays readable until the next
     `keep`.
     """
 
     def __init__(self, places: int, width: int):
-        """Allocate without any row; the system maps memory as places are used."""
+        """Allocate without any row; the system maps memory when places are used."""
         self.features = torch.empty(places, width)
         self.positions, self.slots = torch.empty(2, places, dtype=torch.int64).unbind()
         self.waits = torch.zeros(places, dtype=torch.bool)
@@ -62,9 +62,9 @@ class WaitingRows:
         return int(self._keep(self._at, *rows, first, len(hidden)))
 
     def take_context(self, table: Tensor, rows: Tensor, lens: Tensor) -> Tensor:
-        """Take places of rows that wait for slots table[rows[r], :lens[r]] of requests r, [n].
+        """Return places of rows that wait for slots table[rows[r], :lens[r]] of requests r, [n].
 
-        table: [., context] int32; rows, lens: [R] int64. The rows do not wait any more.
+        table: [., context] int32; rows, lens: [R] int64. The rows wait no longer.
         """
         assert self._take is not None
         found = torch.empty(self.number, dtype=torch.int64)
@@ -78,14 +78,14 @@ class WaitingRows:
         return found[:count]
 
     def take_from(self, first: int, most: int) -> Tensor:
-        """Take up to `most` places of waiting rows, from place `first` on and round, [n] int64."""
+        """Return up to `most` places of waiting rows, cyclically from place `first`, [n] int64."""
         places = self.waits.nonzero().flatten()
         found = places.roll(-int((places < first).sum()))[:most]
         self.waits[found] = False
         return found
 
     def forget(self, slots: Tensor) -> None:
-        """Drop rows that wait for slots [n]: newer ones replace them."""
+        """Drop rows that wait for slots [n]: newer rows replace them."""
         if len(self.slots):
             places = slots % len(self.slots)
             self.waits[places[self.slots[places] == slots]] = False

@@ -1,15 +1,15 @@
 """Store served weights as float32, bfloat16, or int8 with a scale for each 64 columns.
 
-A decode step reads every weight once, so fewer bytes are faster. A packed weight stands for the
+A decode step reads every weight once, so fewer bytes are faster. A packed weight represents the
 float32 numbers of `dense`. The matrix kernel (linear.py) multiplies bfloat16 with rows that are
-rounded likewise (`half_rows`), or widens it to float32 in registers: the product is then bitwise
+also rounded (`half_rows`), or widens it to float32 in registers: the product is then bitwise
 that with `dense(weight)`. int8 weights are multiplied in integers, with activations of eight bits
 (`BYTES`, `rounded_groups`) or of sixteen (`INT8`, `rounded_rows`). All are batch-invariant.
 
 int8 is symmetric: a weight is its byte times the scale of its group, which is the largest of the
 group over 127. Sixteen rows form a panel, in the order that the kernel reads: for each group of
 columns the sixteen scales, then, two or four neighbouring columns at a time, the bytes of each row.
-The tensor has the shape of what it stands for, [N, K]; only its first address is used.
+The tensor has the shape of the weight that it represents, [N, K]; only its first address is used.
 
 Panels are read as one stream, so they are allocated on huge pages: prefetchers stop at the end of
 each page of 4 KiB (dev/LOG.md). Most weights are smaller than a huge page, so they share large
@@ -41,7 +41,7 @@ _Memory = NDArray[np.uint8]
 
 
 class _Pieces:
-    """The unused rest of the newest piece."""
+    """Memory pieces that weights share; holds the unused rest of the newest."""
 
     def __init__(self) -> None:
         self._left: _Memory = np.empty(0, np.uint8)
@@ -74,11 +74,11 @@ _pieces = _Pieces()
 
 
 def huge_page_bytes(size: int) -> Tensor:
-    """Allocate [size] uint8, uninitialised, with a storage of its own."""
+    """Allocate [size] uint8, uninitialised, with its own storage."""
     return torch.from_numpy(_pieces.take(size))
 
 
-# Above so many rows torch's own loops are as fast.
+# Above this number of rows torch's own loops are as fast.
 MOST_ROWS = 256
 
 
@@ -88,7 +88,7 @@ def panel_rows(found, scales, total, layout, flip, rows, out):  # type: ignore[n
 
     found, scales: all panels as uint8 and as float32. layout: rows of a panel, columns of a group,
     neighbouring columns, bytes of a panel's group. flip: xor for a byte that makes it its number
-    plus 128. rows [n] int64, out [n, K] float32. torch makes a dozen calls for this, some 50 us of
+    plus 128. rows [n] int64, out [n, K] float32. torch needs a dozen calls for this, about 50 us of
     a step.
     """
     for i in range(rows.shape[0]):
@@ -111,16 +111,16 @@ def panel_rows(found, scales, total, layout, flip, rows, out):  # type: ignore[n
 GROUP = 64  # columns of a row that share a scale
 PANEL = 16  # rows of int8 in one block
 _SCALE_BYTES = 4  # a scale is float32
-SCALES_BYTES = PANEL * _SCALE_BYTES  # in front of a panel's group
+SCALES_BYTES = PANEL * _SCALE_BYTES  # at the start of a panel's group
 GROUP_BYTES = SCALES_BYTES + PANEL * GROUP  # of a panel
 SMALLEST_ROW = (
     2.0**-112
-)  # activations: a row without larger numbers is 0, as its steps would have no inverse
+)  # activations: a row of only smaller numbers becomes 0, as its step would have no inverse
 
 
 @dataclass(frozen=True)
 class WeightFormat:
-    """name: as in `cpu.weights`. columns: the kernel reads so many at a time; K is a multiple."""
+    """name: as in `cpu.weights`. columns: the kernel reads this many at a time; K is a multiple."""
 
     name: str
     dtype: torch.dtype
@@ -156,12 +156,12 @@ def format_of(weight: Tensor) -> WeightFormat | None:
 
 
 def is_packed(weight: Tensor) -> bool:
-    """Return whether a weight has fewer bytes than the float32 numbers it stands for."""
+    """Return whether a weight has fewer bytes than the float32 numbers it represents."""
     return format_of(weight) in (BFLOAT16, *PANELS)
 
 
 def is_narrow(weight: Tensor) -> bool:
-    """Return whether a float32 product needs `dense` of a weight: packed, or packed rows."""
+    """Return whether a float32 product requires `dense` of a weight: packed, or packed rows."""
     return is_packed(weight) or weight.dtype is torch.bfloat16
 
 
@@ -180,7 +180,7 @@ def is_bfloat16(weight: Tensor) -> bool:
 def pack(weight: Tensor, form: WeightFormat) -> Tensor:
     """Pack a weight [N, K] float32 in a format, [N, K] of its dtype.
 
-    Raises ValueError where N is no multiple of 16 or K none of the format's columns.
+    Raises ValueError where N is no multiple of 16 or K no multiple of the format's columns.
     """
     n, k = weight.shape
     if not can_pack(weight, form):
@@ -196,7 +196,7 @@ def pack(weight: Tensor, form: WeightFormat) -> Tensor:
 
 
 def dense(weight: Tensor) -> Tensor:
-    """Return the float32 numbers [N, K] that a weight stands for; a float32 weight itself."""
+    """Return the float32 numbers [N, K] that a weight represents; a float32 weight itself."""
     if weight.dtype not in _NEIGHBOURS:
         return weight.float()
     return _numbers(*int8_rows(weight, torch.arange(weight.shape[0])))
@@ -228,7 +228,7 @@ def _rounded(x: Tensor, steps: float) -> Tensor:
 
 
 def take_rows(weight: Tensor, rows: Tensor) -> Tensor:
-    """Take rows of a weight in its format: rows [n] int64 -> [n, K].
+    """Copy rows of a weight in its format: rows [n] int64 -> [n, K].
 
     In float32 where a packed format does not support the number of rows."""
     if not is_packed(weight):
@@ -241,7 +241,7 @@ def take_rows(weight: Tensor, rows: Tensor) -> Tensor:
 
 
 def look_up(weight: Tensor, tokens: Tensor) -> Tensor:
-    """Look up embeddings: tokens [...] int64 -> [..., K] float32; IndexError for a missing row."""
+    """Look up embeddings: tokens [...] int64 -> [..., K] float32. Raises IndexError if missing."""
     rows = tokens.reshape(-1)
     if weight.dtype not in _NEIGHBOURS:
         found = weight[rows].float()

@@ -3,7 +3,7 @@
 Upstream: sglang/srt/layers/quantization/unquant.py has a method for linear layers and one for
 embeddings; `should_apply_lm_head_quant_method` (layers/logits_processor.py) makes target and drafts
 multiply with an LM head by its method unless that is upstream's own. Quantised, LoRA-wrapped and
-AMX-packed layers keep theirs.
+AMX-packed layers keep their methods.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class EmbeddingMethod(upstream.UnquantizedEmbeddingMethod):
 
 
 def adopt(model: nn.Module) -> None:
-    """Exchange the methods of a model that is loaded, and packed."""
+    """Replace the methods of a loaded and packed model."""
     for module in model.modules():
         kind = type(getattr(module, "quant_method", None))
         if getattr(module, "use_intel_amx_backend", False):
@@ -57,9 +57,9 @@ def adopt(model: nn.Module) -> None:
 
 
 def adopt_plain_layers(draft_model: nn.Module, shared: tuple[str, ...] = ()) -> None:
-    """Put our kernel into a draft's own `nn.Linear` layers, which call `F.linear` themselves.
+    """Use our kernel in a draft's own `nn.Linear` layers, which call `F.linear` themselves.
 
-    shared: the names of modules that the draft may share with its target begin so.
+    shared: prefixes of the names of modules that the draft may share with its target.
     """
     for name, layer in draft_model.named_modules():
         if type(layer) is nn.Linear and not name.startswith(shared):
@@ -71,7 +71,7 @@ def _multiply(layer: nn.Linear, x: Tensor) -> Tensor:
 
 
 def is_quantised(head: Any) -> bool:
-    """Return whether an LM head has a method of its own to multiply, which is not ours."""
+    """Return whether an LM head multiplies by a quantisation method, which is not ours."""
     method = getattr(head, "quant_method", None)
     ours = type(method) is EmbeddingMethod
     quantised: bool = not ours and upstream.should_apply_lm_head_quant_method(head, method)

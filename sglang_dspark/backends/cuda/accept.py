@@ -2,7 +2,7 @@
 
 Both judge by block or token by token, as configured (`verify.rule`), read the same uniforms and
 emit the same tokens. Requests with cuts are judged on lists of the likeliest tokens, and by the
-operator on whole rows where a list is incomplete; nothing is read back to choose. The operators
+operator on whole rows where a list is incomplete; this choice reads nothing back. The operators
 store no probabilities of the whole vocabulary: at 256 requests of 8 rows and 152k tokens torch
 makes several tensors of 1.2 GB.
 """
@@ -28,12 +28,12 @@ from sglang_dspark.step.seeds import Seeds
 from sglang_dspark.verify.acceptance import Acceptance
 
 logger = logging.getLogger(__name__)
-_ROOM = 256  # requests that the first buffers are for
+_ROOM = 256  # requests that the first buffers hold
 
 
 class _Buffers(NamedTuple):
     """Zeros for each request. arrivals: int32, counters of the operators' programs. flags: bool,
-    and values: int64, in place of seeds that no request has."""
+    and values: int64, in place of seeds if no request has one."""
 
     arrivals: Tensor
     flags: Tensor
@@ -41,7 +41,7 @@ class _Buffers(NamedTuple):
 
 
 class StepAccept:
-    """Chooses the way of each step; says once why a GPU does it in torch."""
+    """Choose the fast path of each step; log once why a GPU accepts by torch."""
 
     def __init__(self) -> None:
         self._buffers: _Buffers | None = None
@@ -63,8 +63,8 @@ class StepAccept:
     ) -> Acceptance:
         """Accept the drafts of a sampled step.
 
-        Arguments as of `step.accept.accept`. cuts: of its sampled requests. rows: no fewer than the
-        rows verified, the sum of lens.
+        Arguments as for `step.accept.accept`. cuts: of its sampled requests. rows: at least the
+        number of rows verified, the sum of lens.
         """
         if runs_on(logits.device):
             given = windows(ids, lens, logits, draft_block, sampling_info, cut=cuts.kinds > 0)
@@ -86,13 +86,13 @@ class StepAccept:
             found = accept_listed_triton(given, most=cuts.most, rows=rows, rule=self._rule)
             outcome = Outcome(found.accepted, found.bonus)
             if cuts.listed is not None and seeds is None:
-                return outcome  # a list of the largest top-k, or more, is complete
+                return outcome  # lists at least as long as the largest top-k are complete
             given = replace(given, skipped=found.complete)
         operator = accept_triton if self._rule == "token" else accept_block_triton
         return operator(given, buffers.arrivals, into=outcome)
 
     def _zeros(self, requests: int, device: torch.device) -> _Buffers:
-        """Return the buffers, made anew for a larger batch than any before."""
+        """Return the buffers, allocated again for a larger batch than any before."""
         if self._buffers is None or len(self._buffers.arrivals) < requests:
             room = max(2 * requests, _ROOM)
             types = (torch.int32, torch.bool, torch.int64)
@@ -109,17 +109,17 @@ def windows(
     *,
     cut: bool,
 ) -> Windows:
-    """Return the operators' arguments but seeds, of those of `step.accept.accept`.
+    """Convert arguments of `step.accept.accept` to the operators', without seeds.
 
     cut: whether a sampled request has a cut; SGLang's own flags count greedy requests too."""
     requests, width = ids.shape
     info, dense = sampling_info, not draft_block.greedy_draft
     mask = draft_block.greedy_mask
-    # Every pattern of None compiles a kernel of its own: settings that no request uses are
-    # given too, where they cost a load. Cuts cost a pass over the row.
+    # Every pattern of None compiles another kernel: settings that no request uses are passed
+    # too if they cost only a load. Cuts cost a pass over the row.
     return Windows(
         # A copy even where one request's drafts are contiguous: they begin 8 bytes into a row, and
-        # Triton compiles anew for pointers that are not multiples of 16.
+        # Triton compiles again for pointers that are not multiples of 16.
         drafts=ids[:, 1:].clone(memory_format=torch.contiguous_format),
         lengths=lens - 1,
         logits=logits,
@@ -138,8 +138,8 @@ def windows(
 def seeded(
     buffers: _Buffers, requests: int, anchors: Tensor, seeds: Seeds | None
 ) -> dict[str, Tensor]:
-    """Return by request what `seeds` has of some; the same fields without seeds, as every pattern
-    of None compiles a kernel of its own."""
+    """Spread `seeds` over all requests; without seeds return zeros in the same fields, as every
+    pattern of None compiles another kernel."""
     flags, values = buffers.flags[:requests], buffers.values[:requests]
     if seeds is None:
         return {"seeded": flags, "seeds": values, "anchors": values}

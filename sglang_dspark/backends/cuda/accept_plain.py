@@ -1,9 +1,9 @@
 """Sample steps without drafts by plain decoding's own sampler: one row a request.
 
-Upstream: sglang/srt/layers/sampler.py. Only where its distribution is ours: without cuts,
-or with top-k or top-p alone. With min-p FlashInfer normalises between the cuts, and seeds are ours.
-Memory: that of plain decoding, three rows of float32 a request: 0.47 GB at 256 requests and a
-vocabulary of 151,936.
+Upstream: sglang/srt/layers/sampler.py. Used only where its distribution is ours: without cuts,
+or with only top-k or only top-p. With min-p FlashInfer normalises between the cuts, and it reads
+no seeds. Memory: that of plain decoding, three rows of float32 a request: 0.47 GB at 256 requests
+and a vocabulary of 151,936.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def samples_as_plain(sampling_info: Any, rules: Rules) -> bool:
 
 
 def plain_tokens(sampler: Any, logits: Tensor, width: int, batch: Any, rules: Rules) -> Tensor:
-    """Draw the token behind each anchor: [R] int64.
+    """Draw the token after each anchor: [R] int64.
 
     sampler: upstream's. logits: [R * width, V]; the first row of each window is read, none is
     written.
@@ -44,7 +44,7 @@ def plain_tokens(sampler: Any, logits: Tensor, width: int, batch: Any, rules: Ru
     rows = logits.view(-1, width, logits.shape[1])[:, 0]  # [R, V]
     probs = torch.softmax(rows.float() / info.temperatures, dim=-1)
     uncut = rules.cuts is not None and rules.cuts.kinds == 0
-    # Greedy requests have a top-k of 1, which does not make a batch of uncut ones a cut one.
+    # Greedy requests have a top-k of 1, which does not mark an uncut batch as cut.
     token, _ = sampler._sample_from_probs(probs, info, batch.seq_lens, uncut)
     if info.is_any_greedy:
         greedy = info.top_ks.reshape(-1) <= 1

@@ -1,7 +1,7 @@
 """Accept made-up steps of every kind of sampling, so that no kernel is compiled while serving.
 
-A Triton kernel is compiled anew for each pattern of arguments that are None and for integers that
-are 1 or divisible by 16; FlashInfer's modules at their first call. Each kind goes through the
+A Triton kernel is compiled again for each pattern of arguments that are None and for integers that
+are 1 or divisible by 16; FlashInfer's modules at their first call. Each kind runs through the
 device's own `accept`, drafted or not, with greedy requests in the batch or not, at the numbers of
 requests that SGLang's kernels distinguish.
 """
@@ -25,14 +25,14 @@ from sglang_dspark.step.seeds import Seeds
 from sglang_dspark.step.verify import VerifyInput, VerifyOutput, layout_of
 
 logger = logging.getLogger(__name__)
-# A kernel's integer is 1, divisible by 16, or neither; and rows of an int32 tensor [3, R] begin at
+# A kernel's integer is 1, divisible by 16, or neither; rows of an int32 tensor [3, R] start at
 # multiples of 16 bytes, of 8 or of 4 (`blockwise_rejection_triton`).
 REQUESTS = (1, 2, 3, 4, 16)
 _TOP_K = {"top_k": 20}
 _WIDE = {"top_k": 2 * MOST_LISTED}
 _TOP_P = {"top_p": 0.95}
 _MIN_P = {"min_p": 0.05}
-# Lists of each length have kernels of their own (kernels/accept_listed.py).
+# Lists of each length have separate kernels (kernels/accept_listed.py).
 LONGER_LISTS = tuple({"top_k": each // 2} for each in LISTS[1:])
 SETTINGS: tuple[dict[str, Any], ...] = (
     {}, _TOP_K, _TOP_K | _TOP_P, _TOP_P, _WIDE, _WIDE | _TOP_P, _MIN_P,
@@ -41,7 +41,7 @@ SETTINGS: tuple[dict[str, Any], ...] = (
 
 
 class Shape(NamedTuple):
-    """Of a server's steps. logits: of the target, one row. block: a `DraftBlockResult` of it."""
+    """Shape of a server's steps. logits: of the target, one row. block: a `DraftBlockResult`."""
 
     gamma: int
     logits: Tensor
@@ -49,7 +49,7 @@ class Shape(NamedTuple):
 
 
 def warm_up(device: GraphDevice, shape: Shape, most_requests: int) -> None:
-    """Accept a step of each kind by `device`; results are dropped.
+    """Accept a step of each kind by `device`; drop the results.
 
     A failure is logged and ends the warm-up, not the start, unless the device itself failed.
     """
@@ -66,9 +66,9 @@ def warm_up(device: GraphDevice, shape: Shape, most_requests: int) -> None:
 
 
 def steps(shape: Shape, requests: int) -> Iterator[tuple[VerifyInput, VerifyOutput]]:
-    """Made-up steps of so many requests: each setting, alone and beside a greedy request.
+    """Make steps of this number of requests: each setting, alone and next to a greedy request.
 
-    Our own kernels do not depend on the number of requests: their steps are made for one alone.
+    Our own kernels do not depend on the number of requests: their steps have one request.
     """
     rows = shape.logits.new_zeros(requests * (shape.gamma + 1), shape.logits.shape[-1])
     verified = VerifyOutput(SimpleNamespace(next_token_logits=rows), None)
@@ -83,7 +83,7 @@ def steps(shape: Shape, requests: int) -> Iterator[tuple[VerifyInput, VerifyOutp
 def _pass(
     shape: Shape, requests: int, setting: dict[str, Any], greedy: int, *, drafted: bool
 ) -> VerifyInput:
-    """The first `greedy` requests are greedy, all others have the setting."""
+    """Make a pass whose first `greedy` requests are greedy; all others have the setting."""
     where, gamma = shape.logits.device, shape.gamma
     usual = {"temperature": 1.0, "top_k": upstream.TOP_K_ALL, "top_p": 1.0, "min_p": 0.0}
     params = [
@@ -114,7 +114,7 @@ def _pass(
 
 
 def sampling_info(params: list[Any], where: torch.device) -> Any:
-    """SGLang's `SamplingBatchInfo` of these settings."""
+    """Make SGLang's `SamplingBatchInfo` of these settings."""
 
     def column(name: str, dtype: torch.dtype) -> Tensor:
         return torch.tensor([getattr(each, name) for each in params], dtype=dtype, device=where)
@@ -136,7 +136,7 @@ def sampling_info(params: list[Any], where: torch.device) -> Any:
 
 
 def _block(shape: Shape, info: Any, *, drafted: bool) -> Any:
-    """The server's own kind of draft block, or that of a step without drafts."""
+    """Make the server's own kind of draft block, or that of a step without drafts."""
     greedy = info.top_ks <= 1  # [R]
     argmax = shape.block.greedy_draft or not drafted
     logits = shape.block.corrected_logits

@@ -1,7 +1,7 @@
-"""Put the step on a DSPARK worker whose models are loaded and whose graphs are captured.
+"""Attach the step to a DSPARK worker whose models are loaded and whose graphs are captured.
 
-Upstream: sglang/srt/speculative/dspark_components/dspark_worker_v2.py. Where a worker
-cannot be scheduled it verifies every draft, and the reason is logged.
+Upstream: sglang/srt/speculative/dspark_components/dspark_worker_v2.py. A worker that cannot be
+scheduled verifies every draft, and logs the reason.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def take_over(worker: Any, clock: Clock) -> StepState:
     key = _key(worker, device)
 
     def built(passes: Passes) -> ScheduleEngine:
-        passes.warm_up()  # with step times of an earlier start nothing else runs before a request
+        passes.warm_up()  # with saved step times nothing else runs before a request
         return build(worker, passes, clock, key)
 
     engine = engine_for(ranks, GraphPasses(worker, device), built)
@@ -70,14 +70,14 @@ def take_over(worker: Any, clock: Clock) -> StepState:
 
 
 def _count_compilations(engine: Engine) -> None:
-    """Count kernels that compile from now on; of several ranks the first one counts."""
+    """Count kernels that compile from now on; with several ranks only the leader counts."""
     if isinstance(engine, ScheduleEngine):
         watch(engine.metrics.kernel_compiled)
 
 
 def _free_cached(worker: Any) -> None:
-    """Return what the profile's eager passes cached: they ran on the default stream, requests are
-    served on another one, to which the allocator does not give those blocks."""
+    """Release blocks cached by the profile's eager passes: they ran on the default stream, and the
+    allocator does not reuse those blocks on the stream that serves requests."""
     if torch.device(worker.device).type == "cuda":
         torch.cuda.empty_cache()
 
@@ -86,9 +86,9 @@ def use_blockwise_rejection(worker: Any) -> None:
     """Let SGLang judge uncut sampled steps by its `BlockwiseRejection`, as its environment variable
     SGLANG_OPT_DSV41_BLOCKWISE_REJECTION does.
 
-    The rule is the same, drafts one by one; a row is read by several programs, and no probabilities
+    The rule is the same, drafts one by one; several programs read a row, and no probabilities
     are written (sglang/kernels/ops/speculative/dspark/blockwise_rejection.py). Upstream makes the
-    noise in the worker's constructor, from the server's seed, for CUDA alone.
+    noise in the worker's constructor, from the server's seed, only for CUDA.
     """
     executor = worker._verify_executor
     if torch.device(worker.device).type != "cuda" or executor._rejection_noise is not None:
@@ -98,7 +98,7 @@ def use_blockwise_rejection(worker: Any) -> None:
 
 
 def _obstacle(worker: Any) -> str | None:
-    """Why this worker cannot be scheduled on an accelerator; None: it can."""
+    """Return the reason why this worker cannot be scheduled on an accelerator; None if it can."""
     parallel, runner = upstream.get_parallel(), worker.model_runner
     if not worker._verify_planner.is_compact_mode:
         return "SGLang loaded the models for static verification"

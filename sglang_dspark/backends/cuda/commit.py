@@ -1,15 +1,15 @@
 """Write hidden states of a verify pass into the draft's context, as keys and values.
 
-Every row of the pass is written, accepted or not, so a graph needs no outcome to do it. A rejected
-row is harmless, because it is overwritten before anything reads it:
+Every row of the pass is written, accepted or not, so a graph needs no outcome to write. A rejected
+row is harmless, because it is overwritten before it is read:
 
 1. A row's slot belongs to its own request and position, past the request's committed length.
 2. A draft reads slots below the committed length, and those of its own block, which it writes
    itself. The anchor of the next block has the first rejected position.
 3. A verify pass covers a window from the committed length on, and rows become committed in order,
    so a slot is written with its final token before the committed length passes it.
-4. The target's own pass writes rejected rows into the same slots of its cache, so a slot that is
-   freed, shared by prefix or given to another request is treated alike in both caches.
+4. The target's own pass writes rejected rows into the same slots of its cache. So both caches
+   handle a slot that is freed, shared by prefix or assigned to another request alike.
 
 Rows that only fill a graph's size have slot 0, which no request owns.
 
@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 
 
 class ContextRows(NamedTuple):
-    """hidden: [T, F]. positions, slots: [T] int64 of each row in its request, in the cache."""
+    """hidden: [T, F]. positions, slots: [T] int64, each row's in its request and in the cache."""
 
     hidden: Tensor
     positions: Tensor
@@ -42,7 +42,7 @@ class ContextRows(NamedTuple):
 
 
 class StepCommit:
-    """Writes rows of one drafter; logs once why a GPU writes by SGLang's calls.
+    """Write rows of one drafter; log once why a GPU writes by SGLang's calls.
 
     injector: upstream's `TargetHiddenKvInjector`.
     """
@@ -54,7 +54,7 @@ class StepCommit:
 
     @property
     def is_latent(self) -> bool:
-        """Return whether the cache is of a latent attention, which SGLang alone writes."""
+        """Return whether the cache is of a latent attention, which only SGLang writes."""
         return hasattr(self._pool, "set_swa_key_buffer_radix_fused_norm_rope")
 
     @torch.inference_mode()
@@ -66,12 +66,12 @@ class StepCommit:
             return
         features = self._injector.draft_model.project_target_hidden(rows.hidden)
         projected = context.project(features)  # of all layers in one product
-        cos_sin = context.rotary.cos_sin_cache  # allocated anew for longer positions
+        cos_sin = context.rotary.cos_sin_cache  # reallocated for longer positions
         write_triton(context.layers, projected, cos_sin, rows.positions, rows.slots)
 
     def context(self, device: torch.device) -> DraftContext | None:
-        """Return what the operator writes to, resolved anew when weights or cache were exchanged;
-        None: SGLang writes."""
+        """Return the draft context, resolved again if weights or cache were replaced; None: SGLang
+        writes it."""
         if not runs_on(device) or self.is_latent:
             return None
         model, pool = self._injector.draft_model, self._pool

@@ -1,9 +1,9 @@
-"""Run upstream's compact verify pass over rows that one launch has indexed.
+"""Run upstream's compact verify pass over rows that one launch indexes.
 
 Re-implements `TargetVerifyExecutor.run_compact` (sglang/srt/speculative/dspark_components/
 dspark_verify.py): upstream indexes the rows, and pads the windows to the graph's slots three times,
-by launches from the host that take longer than a small pass computes. Logits are scattered to
-windows in the steps that sample, mask, adjust or report them alone.
+by launches from the host that last longer than a small pass computes. Logits are scattered to
+windows only in steps that sample, mask, adjust or report them.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from sglang_dspark.step.verify import VerifyInput
 
 class CompactPass(NamedTuple):
     """in_graph: a captured pass ran. outputs: upstream's `LogitsProcessorOutput`, its logits in
-    window order, [R (gamma + 1), V], or packed, [T, V], where a graph accepted and nothing else
-    reads them. hidden: [T, F] of the packed rows."""
+    window order, [R (gamma + 1), V], or packed, [T, V], if only a graph's accept rule reads
+    them. hidden: [T, F] of the packed rows."""
 
     in_graph: bool
     outputs: Any
@@ -34,7 +34,7 @@ class CompactPass(NamedTuple):
 def compact_pass(worker: Any, asked: VerifyInput, slots: int, sampling_info: Any) -> CompactPass:
     """Run the target over the windows.
 
-    slots: of the captured graphs. sampling_info: whose logit adjustments are applied, or None.
+    slots: of the captured graphs. sampling_info: with the logit adjustments to apply, or None.
     """
     executor, width = worker._verify_executor, asked.ids.shape[1]
     epilogue, layout = executor.verify_epilogue, asked.layout
@@ -61,14 +61,14 @@ def compact_pass(worker: Any, asked: VerifyInput, slots: int, sampling_info: Any
 
 
 def reads_logits(batch: Any) -> bool:
-    """Return whether requests ask for values of the logits that a graph has accepted by."""
+    """Return whether requests report values of logits that a graph has already accepted by."""
     info = batch.sampling_info
     masks = info is not None and info.sampling_mask_batch_indices is not None
     return masks or bool(batch.return_logprob)
 
 
 def strided(compact: Tensor, layout: Any, width: int) -> Tensor:
-    """Return rows of the pass in window order, [R width, features]; zeros behind a window's end."""
+    """Return rows of the pass in window order, [R width, features]; zeros past a window's end."""
     return upstream.ScatterCompactToStrided.execute(  # type: ignore[no-any-return]
         compact=compact, layout=layout, fill_value=0.0, verify_num_draft_tokens=width
     )
@@ -100,7 +100,7 @@ def ragged_window_of(rows: PassRows) -> Any:
 
 
 def padded_layout(layout: Any, rows: PassRows, width: int) -> Any:
-    """Return the layout with its windows for the graph's slots, which upstream asks it for."""
+    """Return the layout with its windows for the graph's slots, which upstream requests."""
     return _layout_type()(
         verify_lens=layout.verify_lens,
         graph_num_tokens=layout.graph_num_tokens,
@@ -113,10 +113,10 @@ def padded_layout(layout: Any, rows: PassRows, width: int) -> Any:
 
 @cache
 def _layout_type() -> Any:
-    """Return the type of `padded_layout`, made at its first use, when SGLang is loaded."""
+    """Define the type of `padded_layout` at its first use, when SGLang is loaded."""
 
     class PaddedLayout(upstream.RaggedVerifyLayout, frozen=True):  # type: ignore[misc,call-arg]
-        """Upstream's layout that knows its windows for a graph's slots. width: gamma + 1."""
+        """Upstream's layout with its windows for a graph's slots. width: gamma + 1."""
 
         rows: Any = None
         width: int = 0

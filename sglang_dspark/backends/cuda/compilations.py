@@ -12,10 +12,10 @@ logger = logging.getLogger(__name__)
 
 
 def watch(counted: Callable[[], None]) -> None:
-    """Call `counted` for each kernel that is compiled from now on, SGLang's included, and log it.
+    """Call `counted` for each kernel that is compiled from now on, including SGLang's, and log it.
 
-    Kernels that come from Triton's cache on disk are loaded, not compiled, and do not count. A
-    listener that is already installed is kept.
+    Kernels in Triton's cache on disk are loaded, not compiled, and do not count. An installed
+    listener is kept.
     """
     before = triton.knobs.compilation.listener
 

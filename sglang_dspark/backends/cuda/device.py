@@ -36,32 +36,32 @@ from sglang_dspark.step.verify import (
 from sglang_dspark.verify.acceptance import Acceptance
 
 WindowArguments = tuple[Tensor, Tensor, Tensor, Any, Any, Tensor, Seeds | None]
-_LEAD = 10_000_000  # cycles: five milliseconds or more, longer than a pass takes to launch
+_LEAD = 10_000_000  # cycles: at least 5 ms, more than the launches of a pass need
 
 
 class EventClock:
     """Time on the stream that computes; events are read when they have passed."""
 
     def mark(self) -> torch.cuda.Event:
-        """An event behind all that was launched."""
+        """Record an event after all work launched so far."""
         event = torch.cuda.Event(enable_timing=True)
         event.record()
         return event
 
     def seconds(self, begin: torch.cuda.Event, end: torch.cuda.Event) -> float | None:
-        """From one to the other; None while the other has not passed."""
+        """Return the seconds between two events; None while `end` has not passed."""
         return begin.elapsed_time(end) / 1e3 if end.query() else None
 
     def lead(self) -> None:
-        """Some milliseconds of waiting on the stream that computes."""
+        """Wait some milliseconds on the stream that computes."""
         torch.cuda._sleep(_LEAD)
 
 
 class GraphDevice:
-    """Admits on the device and pads passes to the tiers of the captured graphs."""
+    """Admit on the device and pad passes to the tiers of the captured graphs."""
 
     def __init__(self, worker: Any, clock: Clock) -> None:
-        """worker: upstream's, its graphs captured."""
+        """Run the steps of upstream's `worker`, whose graphs are captured."""
         self.clock = clock
         self._device = torch.device(worker.device)
         self.tiers: Sequence[int] = (
@@ -77,13 +77,13 @@ class GraphDevice:
         self.committer = graph_epilogue.committer_of(worker)
 
     def plain_step(self, batch: Any, publish: Callable[..., None] | None) -> Any | None:
-        """None: a captured graph is the short way."""
+        """Return None: a captured graph is the fast path."""
         return None
 
     def admit(
         self, engine: Engine, step: Step, logits: Tensor | None, greedy: Tensor | None
     ) -> Tensor:
-        """indptr [R + 1] int32 by the logits [R, gamma] of this step and the plan's K."""
+        """Return indptr [R + 1] int32 by the logits [R, gamma] of this step and the plan's K."""
         plan = step.plan
         if logits is None or not plan.speculates:
             return anchors_alone(plan.requests, self._device)
@@ -94,7 +94,7 @@ class GraphDevice:
         return admit(logits, self._upload(terms), admitted_drafts(plan))
 
     def pass_tokens(self, requests: int, admitted: int) -> int:
-        """The smallest tier that holds R + K; beyond the last one the pass runs eagerly."""
+        """Return the smallest tier of at least R + K; without one, R + K: the pass runs eagerly."""
         tokens = requests + admitted
         return (
             self.tiers[bisect_left(self.tiers, tokens)]
@@ -112,10 +112,10 @@ class GraphDevice:
         return bool(self.tiers) and tokens <= self.tiers[-1] and requests <= self.slots
 
     def begin_prefill(self, batch: Any) -> None:
-        """Need nothing: the context of a block drafter is made of features alone."""
+        """Do nothing: the context of a block drafter needs only features."""
 
     def draft(self, batch: Any, window: Any, depth: int, seeds: Seeds | None) -> Any:
-        """By SGLang's proposer, in a graph where one was captured; depth is always gamma."""
+        """Draft by SGLang's proposer, in a graph where one was captured; depth is always gamma."""
         worker, proposer = self._worker, self._worker._proposer
         segment = worker._observers.segment(upstream.InfoSegment.DRAFT)
         with worker._draft_context(), segment, seeded_draft(proposer, batch, seeds):
@@ -133,8 +133,8 @@ class GraphDevice:
     def with_confidence(self, proposal: Any) -> Any:
         """Return upstream's `DraftProposal` with estimated confidence if the drafter has no head.
 
-        From the logits that the drafts were drawn from. A graph writes to them again in the next
-        step, so this runs behind the graph on the same stream.
+        Computed from the logits that the drafts were drawn from. A graph overwrites them in the
+        next step, so this runs after the graph on the same stream.
         """
         if not self._estimates:
             return proposal
@@ -144,12 +144,12 @@ class GraphDevice:
         return msgspec.structs.replace(proposal, confidence_raw=estimated)
 
     def layout(self, step: Step, indptr: Tensor) -> Any:
-        """Padded to a tier; its lengths stay on the device."""
+        """Make the layout, padded to a tier; its lengths stay on the device."""
         admitted = admitted_drafts(step.plan)
         return layout_of(indptr, self.pass_tokens(step.plan.requests, admitted))
 
     def run(self, asked: VerifyInput) -> VerifyOutput:
-        """Upstream's compact pass: in a graph, or eagerly where none was captured."""
+        """Run upstream's compact pass: in a graph, or eagerly where none was captured."""
         executor, batch, penalties = self._executor, asked.batch, asked.rules.penalties
         verifying = self._worker._observers.segment(upstream.InfoSegment.TARGET_VERIFY)
         with verifying, _seated(executor, asked.requests):
@@ -163,9 +163,9 @@ class GraphDevice:
         return VerifyOutput(done.outputs, done.hidden, done.in_graph, folded, done.rows)
 
     def accept(self, asked: VerifyInput, verified: VerifyOutput) -> Any:
-        """`AcceptOuts`, by the fastest way that has plain decoding's distribution.
+        """Return `AcceptOuts` by the fastest rule that has plain decoding's distribution.
 
-        Greedy: SGLang's, in the graph where one accepted. Each request with a top-k of at most
+        Greedy: SGLang's rule, in the graph where one accepted. Each request with a top-k of at most
         2,048: our rule, on lists of tokens. Without drafts: plain decoding's sampler, or our rule.
         With drafts: SGLang's rule where it is lossless, else ours.
         """
@@ -200,7 +200,7 @@ class GraphDevice:
         return Acceptance(accepted=torch.zeros_like(bonus), bonus=bonus)
 
     def _windows(self, asked: VerifyInput, verified: VerifyOutput) -> WindowArguments:
-        """The arguments of `step.accept.accept`."""
+        """Return the arguments of `step.accept.accept`."""
         return (
             asked.ids,
             asked.layout.verify_lens,
@@ -212,11 +212,11 @@ class GraphDevice:
         )
 
     def _finalized(self, asked: VerifyInput, outcome: Acceptance) -> Any:
-        """`AcceptOuts`; ranks agree on our outcome as they do on upstream's."""
+        """Return `AcceptOuts`; ranks agree on our outcome as they do on upstream's."""
         return upstream.build_accept_outs(
             correct_len=outcome.accepted,
             bonus=outcome.bonus,
-            # No draft that was admitted is dropped afterwards.
+            # No admitted draft is dropped afterwards.
             cap_trim_lens=torch.zeros_like(outcome.accepted),
             prefix_lens=asked.batch.seq_lens,
             draft_tokens=asked.proposal.draft_block.draft_tokens,
@@ -227,7 +227,7 @@ class GraphDevice:
         )
 
     def commit(self, asked: VerifyInput, verified: VerifyOutput, accepted: Any) -> None:
-        """Write the rows of every step, also of one without drafts, unless a graph did."""
+        """Write the rows of every step, with or without drafts, unless a graph wrote them."""
         if asked.rules.penalties is not None:
             asked.rules.penalties.count(accepted.out_tokens, accepted.commit_lens)
         if verified.in_graph and graph_epilogue.commits(self._executor.verify_epilogue):
@@ -235,7 +235,7 @@ class GraphDevice:
         hidden = verified.hidden
         assert hidden is not None, "upstream captures hidden states for every verify pass"
         if self.committer.is_latent:
-            if not verified.folded:  # its graphs commit where they accept
+            if not verified.folded:  # its graphs commit if they accept
                 self._commit_latent(asked, verified, hidden, accepted)
             return
         rows, injector = verified.rows, self._worker._kv_injector
@@ -263,9 +263,9 @@ class GraphDevice:
 
 
 def sampled_alone(sampling_info: Any, cuts: Cuts) -> Any:
-    """SGLang's sampling info as if greedy requests had no cuts.
+    """Copy SGLang's sampling info as if greedy requests had no cuts.
 
-    Their top-k is 1, and a flag of the batch says so: SGLang would cut all rows by sorting. Its
+    Their top-k is 1, and a flag of the batch records it: SGLang would cut all rows by sorting. Its
     greedy rule replaces the sampled outcome of these rows.
     """
     view = copy(sampling_info)
@@ -275,10 +275,10 @@ def sampled_alone(sampling_info: Any, cuts: Cuts) -> Any:
 
 @contextmanager
 def _seated(executor: Any, requests: int) -> Iterator[None]:
-    """Without the graphs' accept epilogue where a batch has more requests than any of them.
+    """Disable the graphs' accept epilogue for a batch with more requests than any graph.
 
-    Such a pass runs eagerly, but upstream stages its lengths in the epilogue's buffers all the
-    same, which raises.
+    Such a pass runs eagerly, but upstream still stages its lengths in the epilogue's buffers,
+    which raises.
     """
     epilogue = executor.verify_epilogue
     if epilogue is not None and requests > epilogue.max_bs:
@@ -290,8 +290,8 @@ def _seated(executor: Any, requests: int) -> Iterator[None]:
 
 
 def to_host(values: Tensor) -> Tensor:
-    """A copy in pinned memory, complete when the step's result is.
+    """Copy to pinned memory; the copy is complete when the step's result is.
 
-    The copy is of a copy: a captured graph writes to the same tensor in the next step.
+    Clones first: a captured graph writes to the same tensor in the next step.
     """
     return upstream.async_d2h(values.detach().clone())

@@ -5,9 +5,9 @@ launches a product and two kernels or more for each position, in the draft's gra
 it. The operator draws the same drafts from the same noise, except where rounding decides, and
 saves the same logits. Nothing is read back; counters of a captured launch keep their addresses.
 
-On an H200 (results/gpu_markov_h200.json) the operator takes a quarter to two thirds of the time of
-SGLang's steps outside of graphs. In a graph, where launches cost little, SGLang's steps of sampled
-blocks were quicker at 1, 4 and 64 requests: a vanilla head's are captured as they are.
+On an H200 (results/gpu_markov_h200.json) the operator needs a quarter to two thirds of the time of
+SGLang's steps outside of graphs. In a graph, where a launch costs less, SGLang's steps of sampled
+blocks were faster at 1, 4 and 64 requests: a vanilla head's steps are captured unchanged.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ Drafted = tuple[Tensor, Tensor | None]
 
 
 class DraftSteps:
-    """Chooses the way of each block; says once why a GPU does it by SGLang's steps."""
+    """Choose the operator or SGLang's steps for each block; log once why a GPU uses SGLang's."""
 
     def __init__(self) -> None:
-        # By size, never given up: a captured graph has their addresses.
+        # By size, never freed: a captured graph has their addresses.
         self._scratch: dict[tuple[torch.device, int], Tensor] = {}
         self._logged: set[str] = set()
         self._fits = True
 
     def __call__(self, original: Callable[..., Drafted], **block: Any) -> Drafted:
-        """Tokens and logits [R, gamma, V] of a block, by the arguments of upstream's function."""
+        """Draft a block by the arguments of upstream's function: tokens, logits [R, gamma, V]."""
         reduced = reduced_of(block.get("markov_head"))
         steps = original if reduced is None else reduced.draft
         if not runs_on(block["base_logits"].device) or not mode.choice().ours:
@@ -65,10 +65,10 @@ class DraftSteps:
         return tokens, given.logits
 
     def _launched(self, given: Blocks) -> Tensor | None:
-        """Tokens [R, gamma]; None where the launch does not fit, now and from now on.
+        """Draft tokens [R, gamma]; None if the launch does not fit, now and from now on.
 
         Under MPS or in a green context a process has fewer multiprocessors than the device reports.
-        Nothing was launched then, so counters and noise are as before.
+        Then nothing was launched, so counters and noise are unchanged.
         """
         try:
             return markov_triton(given, self._counters(given)).tokens
@@ -96,7 +96,7 @@ draft_steps = DraftSteps()
 
 
 def obstacle(head: Any, tp_sync: Any) -> str | None:
-    """Return what the operator does not support of a head or its ranks; None if nothing."""
+    """Return the part of a head or its ranks that the operator does not support, or None."""
     heads = (upstream.VanillaMarkov, upstream.GatedMarkovHead, upstream.RNNHead)
     other = upstream.other_class("its head", head, *heads)
     if other is not None:
@@ -109,9 +109,9 @@ def obstacle(head: Any, tp_sync: Any) -> str | None:
 
 
 def theirs_is_quicker(markov_head: Any, logits_out: Tensor | None = None, **_block: Any) -> bool:
-    """Return whether a block is of a graph with saved logits and of a measured head.
+    """Return whether a block is in a graph with saved logits and of a measured head.
 
-    Upstream gives a buffer for them along there, its warm-up included, and nowhere else.
+    Only then, warm-up included, upstream passes a buffer for the logits.
     """
     return logits_out is not None and type(markov_head) is upstream.VanillaMarkov
 
@@ -128,7 +128,7 @@ def blocks(
     logits_out: Tensor | None = None,
     greedy_draft: bool = False,
 ) -> Blocks:
-    """The operator's arguments, of those of upstream's `draft_markov_block`."""
+    """Convert the arguments of upstream's `draft_markov_block` to the operator's."""
     reduced = reduced_of(markov_head)
     plain = Blocks(
         base=base_logits,
@@ -140,7 +140,7 @@ def blocks(
     if logits_out is None and not greedy_draft:
         if reduced is None:
             logits_out = torch.empty_like(base_logits, dtype=plain.step_dtype)
-        else:  # tokens outside are not written
+        else:  # logits of tokens outside are not written
             shape = (*base_logits.shape[:2], reduced.width)
             logits_out = base_logits.new_full(shape, -torch.inf, dtype=plain.step_dtype)
     return replace(

@@ -1,10 +1,10 @@
 """Resolve a draft model and its cache once for commits.
 
-K/V projections of all layers as one weight, norms, rotation, and addresses of each layer's keys and
-values.
+The K/V projections of all layers as one weight, norms, rotation, and addresses of each layer's
+keys and values.
 
 Upstream: `DSparkDraftMixin` in sglang/srt/models/dspark.py, which dense drafts and those
-with experts share. It keeps the stacked weight itself, for prefills; so it is stored once.
+with experts share. It keeps the stacked weight for prefills, so that is stored once.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class DraftContext:
     layers: DraftLayers
     project: Callable[[Tensor], Tensor]
     rotary: Any
-    weight: Tensor  # of the first layer, and where it was
+    weight: Tensor  # of the first layer, and its address when resolved
     address: int
 
     def holds(self, model: Any, pool: Any) -> bool:
@@ -44,7 +44,7 @@ class DraftContext:
 
 
 def obstacle(model: Any, pool: Any) -> str | None:
-    """Why our operator does not write this model's context; None: it does."""
+    """Return the reason why our operator cannot write this model's context; None if it can."""
     if not _writes_as_upstream(model):
         return f"{type(model).__name__} writes its context unlike DSparkDraftMixin"
     reason = _obstacle_of(pool)
@@ -78,14 +78,14 @@ def obstacle(model: Any, pool: Any) -> str | None:
 
 
 def _writes_as_upstream(model: Any) -> bool:
-    """By the methods that dense drafts have; other classes exchange some of them."""
+    """Return whether the model's methods are those of dense drafts; some classes replace them."""
     names = ("write_target_hidden_kv", "_stacked_ctx_kv_params", "_build_fused_kv_write_bundle")
     own = (getattr(type(model), name, None) for name in names)
     return all(o is getattr(upstream.DSparkDraftMixin, n) for o, n in zip(own, names, strict=True))
 
 
 def _obstacle_of(pool: Any) -> str | None:
-    """Return what the operator does not support of a cache; None if nothing."""
+    """Return the property of a cache that the operator does not support, or None."""
     names = ("set_kv_buffer", "_store_kv_layer")
     own = (getattr(type(pool), name, None) for name in names)
     if any(o is not getattr(upstream.MHATokenToKVPool, n) for o, n in zip(own, names, strict=True)):
@@ -98,7 +98,7 @@ def _obstacle_of(pool: Any) -> str | None:
 
 
 def context_of(model: Any, pool: Any) -> DraftContext:
-    """Of a model and a pool without an obstacle."""
+    """Resolve a model and a pool without an obstacle."""
     attention = model.layers[0].self_attn
     return DraftContext(
         layers=_layers_of(model, pool),
@@ -110,7 +110,7 @@ def context_of(model: Any, pool: Any) -> DraftContext:
 
 
 def _projection_of(model: Any, pool: Any) -> Callable[[Tensor], Tensor]:
-    """Upstream's own where it has one for this cache, so that its weight is stored once."""
+    """Return upstream's projection, if it has one for this cache: its weight is stored once."""
     bundle = model._fused_kv_write_bundle(pool)
     if bundle is not None:
         project: Callable[[Tensor], Tensor] = bundle.project
@@ -134,7 +134,7 @@ def _layers_of(model: Any, pool: Any) -> DraftLayers:
 
 
 def _norms_of(model: Any, pool: Any) -> Tensor:
-    """[L, D]: upstream's own copy, which a weight update renews in place, as graphs read it."""
+    """Return upstream's own copy [L, D], which updates renew in place, as graphs read it."""
     bundle = model._fused_kv_write_bundle(pool)
     norms = (
         model._stacked_ctx_kv_params()["k_norm_weight"] if bundle is None else bundle.k_norm_weights
@@ -148,7 +148,7 @@ def _place(layer: Any, pool: Any) -> int:
 
 
 def _scales(attention: Any, pool: Any) -> list[float]:
-    """Of keys and values: SGLang's cache applies them where its type is not the model's."""
+    """Return the scales of keys and values; SGLang's cache applies them if its dtype differs."""
     if attention.qkv_proj.weight.dtype is pool.dtype:
         return [1.0, 1.0]
     own = (attention.attn.k_scale, attention.attn.v_scale)

@@ -1,9 +1,9 @@
-"""List what is scheduled by confidence on a GPU, and what is served with every draft verified.
+"""List the features scheduled by confidence on a GPU, and those with every draft verified.
 
 Decided from the arguments before any model loads, because SGLang builds the confidence
 head and captures ragged graphs only in the mode `compact`. `SCHEDULED` and `FEATURES` are the table
-of docs/gpu.md; each row of the latter is a rule with a name, and the first that holds is said in
-one line. `GPUS` is its table of attention backends where the user names none: SGLang's own choice
+of docs/gpu.md; each row of the latter is a rule with a name, and the log names the first that
+applies. `GPUS` is its table of attention backends where the user names none: SGLang's own choice
 is flashinfer off Hopper, which has no ragged windows.
 """
 
@@ -21,7 +21,7 @@ _FLASHINFER = "flashinfer"  # SGLang's default for DSPARK off Hopper
 
 @dataclass(frozen=True)
 class Gpu:
-    """The attention backend of a generation of GPUs where the user names none.
+    """The attention backend of a generation of GPUs if the user names none.
 
     generation: major compute capability. models: examples. ours: whether we declare the backend;
     False: SGLang does.
@@ -46,7 +46,7 @@ class Start:
     """Inputs of the rules. args: SGLang's resolved arguments.
 
     recurrent: whether the target keeps a recurrent state. variables: the environment. by_lengths:
-    whether the configuration asks for lengths that add up to no K fixed before drafting.
+    whether the configuration sets lengths that do not sum to a K fixed before drafting.
     generation: the GPU's, 9 of an H100.
     """
 
@@ -67,7 +67,7 @@ class Feature:
 
 
 def verify_backend(args: Any) -> str:
-    """Attention backend of the verify pass (`--speculative-attention-mode` chooses which)."""
+    """Return the verify pass's attention backend (see `--speculative-attention-mode`)."""
     if args.speculative_attention_mode == "decode":
         chosen = args.decode_attention_backend
     else:
@@ -76,7 +76,7 @@ def verify_backend(args: Any) -> str:
 
 
 def _is_deterministic(args: Any) -> bool:
-    """Return whether `TritonAttnBackend` sends all passes to its unified kernel."""
+    """Return whether `TritonAttnBackend` runs all passes on its unified kernel."""
     return bool(args.enable_deterministic_inference or args.rl_on_policy_target)
 
 
@@ -155,7 +155,7 @@ FEATURES = (
     ),
 )
 
-# What is scheduled: with what, and what is to be known of it.
+# Scheduled features: with which options, and a note on each.
 SCHEDULED = (
     (
         f"attention backends {', '.join(sorted(RAGGED_BACKENDS))}; CUDA graphs or eager",
@@ -187,7 +187,7 @@ SCHEDULED = (
 def default_backend(
     sglangs: str, args: Any, capability: tuple[int, int], *, asymmetric: bool
 ) -> str | None:
-    """Return the attention backend to declare in place of SGLang's default; None: keep that.
+    """Return the attention backend to declare in place of SGLang's default; None: keep the default.
 
     sglangs: its default. args: as far as they are resolved. capability: the GPU's, (8, 9) of an
     L40S. asymmetric: whether keys and values of the target have different widths. Source: SGLang's
@@ -210,7 +210,7 @@ def default_backend(
 
 
 def _trtllm(args: Any, *, asymmetric: bool) -> str | None:
-    """trtllm_mha, fa4 for asymmetric keys and values; None where it would change other arguments.
+    """Return trtllm_mha, or fa4 if keys and values are asymmetric; None if other arguments change.
 
     trtllm_mha overrides page sizes that it cannot read, and SGLang rejects it with a unified pool.
     """
@@ -232,5 +232,5 @@ def _triton_reads(cache_dtype: str, capability: tuple[int, int]) -> bool:
 
 
 def obstacle(start: Start) -> str | None:
-    """Why this start verifies every draft; None: it is scheduled by confidence."""
+    """Return the reason why this start verifies every draft; None: it is scheduled."""
     return next((each.why for each in FEATURES if each.holds(start)), None)

@@ -1,9 +1,9 @@
 """Accept greedily and commit at the end of a captured verify pass, on its packed rows.
 
 Upstream: `DsparkVerifyEpilogue.capture_hook` in sglang/srt/speculative/dspark_components/
-dspark_verify.py. It scatters logits and hidden states to windows of all slots first, whether or not
-a step samples, and a step commits behind the graph. Ours writes outcomes to the same buffers, which
-the step reads as it read upstream's.
+dspark_verify.py. It first scatters logits and hidden states to windows of all slots, whether or not
+a step samples, and a step commits after the graph. Ours writes outcomes to the same buffers, so
+the step reads them unchanged.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ _TAIL = "_sglang_dspark_tail"
 
 @dataclass
 class Tail:
-    """Scratch and commit of one worker's graphs. commits: they write the draft's context."""
+    """Scratch and commit of one worker's graphs. commits: the graphs write the draft's context."""
 
     room: Room
     commit: StepCommit
-    commits: bool | None = None  # None: no graph was warmed up
+    commits: bool | None = None  # None: before the first graph's warm-up
 
 
 def run(
     original: Callable[..., None], epilogue: Any, runner: Any, out: Any, batch: Any, tokens: int
 ) -> None:
-    """End a captured pass; called in warm-up and in capture. Arguments as of `capture_hook`."""
+    """End a captured pass; called in warm-up and in capture. Arguments as for `capture_hook`."""
     ours = mode.choice().ours and _is_ragged_verify(runner, out, batch)
     if not ours or not runs_on(out.next_token_logits.device):
         original(epilogue, runner, out, batch, tokens)
@@ -54,7 +54,7 @@ def run(
         original(epilogue, runner, out, batch, tokens)
     runners = runner.model_runner, epilogue.commit_ctx.kv_injector.draft_model_runner
     if any(each.kv_index_translator.is_translating for each in runners):
-        committed = False  # a row has another slot in each cache
+        committed = False  # a row's slot differs between the caches
     else:
         committed = tail.commit.context(out.hidden_states.device) is not None
     assert tail.commits in (None, committed), "all graphs of a worker commit, or none does"
@@ -77,7 +77,7 @@ def committer_of(worker: Any) -> StepCommit:
 
 
 def detach(executor: Any) -> None:
-    """Let SGLang's own step scatter and accept behind graphs that end by our rule.
+    """Let SGLang's own step scatter and accept after graphs that end by our rule.
 
     Its `run_compact` reads windows that only its own epilogue fills.
     """
@@ -96,7 +96,7 @@ def _is_ragged_verify(runner: Any, out: Any, batch: Any) -> bool:
 
 
 def _tail(epilogue: Any, device: torch.device) -> Tail:
-    """Made when the first graph is warmed up: memory made in a capture is that graph's own."""
+    """Make the tail when the first graph is warmed up: memory made in a capture is that graph's."""
     tail: Tail | None = epilogue.__dict__.get(_TAIL)
     if tail is None:
         room = room_for(epilogue.max_bs, epilogue.stride, device)
@@ -106,7 +106,7 @@ def _tail(epilogue: Any, device: torch.device) -> Tail:
 
 
 def _accepts(epilogue: Any, tail: Tail, out: Any, batch: Any) -> bool:
-    """Accept by our rule; False: upstream's epilogue has to run."""
+    """Accept by our rule; return False if upstream's epilogue must run."""
     requests = int(batch.batch_size)
     emitted, rows = Emitted(*_buffers(epilogue, requests)), epilogue.verify_lens_buf[:requests]
     logits = out.next_token_logits
@@ -120,12 +120,12 @@ def _accepts(epilogue: Any, tail: Tail, out: Any, batch: Any) -> bool:
 
 @cache
 def _log(reason: str) -> None:
-    """Once, not for every graph."""
+    """Log the reason once, not for every graph."""
     logger.warning("drafts are accepted in graphs by SGLang's rule: %s", reason)
 
 
 def _obstacle(epilogue: Any) -> str | None:
-    """Return what else upstream does in its epilogue, in one line; None if nothing."""
+    """Return the work of upstream's epilogue that ours does not do, in one line, or None."""
     if epilogue.folds_commit:
         return "the draft's cache is one of a latent attention, which SGLang's epilogue writes"
     if epilogue.simulated_correct_len is not None:

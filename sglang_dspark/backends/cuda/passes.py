@@ -1,6 +1,6 @@
 """Time passes of the real models at the sizes of the captured graphs, at start-up.
 
-As backends/cpu/attach.py does on a CPU: made-up requests in the first pool rows, a draft block or a
+Like backends/cpu/attach.py on a CPU: made-up requests in the first pool rows, a draft block or a
 ragged verify pass with the injection of its rows, through the same runners
 (sglang/srt/model_executor/runner/decode_cuda_graph_runner.py), which replay a graph where
 one was captured.
@@ -32,7 +32,7 @@ from sglang_dspark.serving import upstream
 from sglang_dspark.serving.profile_passes import DummyBatches, draft_once, ragged_forward
 from sglang_dspark.step.verify import layout_of
 
-_EAGER = 64  # requests, where there are no graphs
+_EAGER = 64  # requests, without graphs
 
 
 @dataclass(frozen=True)
@@ -55,12 +55,12 @@ class GraphPasses:
         self.gamma = int(worker.gamma)
         self.most_requests, self.longest = self._dummies.most_requests, self._dummies.longest
         self.tiers = tuple(device.tiers)
-        self.depths: tuple[int, ...] = (self.gamma,)  # another width runs outside the draft's graph
+        self.depths: tuple[int, ...] = (self.gamma,)  # other widths run outside the draft's graph
 
     def warm_up(self) -> None:
-        """One pass of each kind, for what only a first one does, and the operators of every size of
-        batch that has graphs and of every sampling setting: what compiles in a served step holds
-        all its users up. Once."""
+        """Run one pass of each kind, the operators of every size of batch that has graphs, and the
+        accept rule with every sampling setting. Runs once: a kernel that compiles in a served step
+        delays all its users."""
         if self._warm:
             return
         self._warm = True
@@ -75,7 +75,7 @@ class GraphPasses:
             self._compile_accept(most, context)
 
     def _compile(self, requests: int, context: int) -> None:
-        """Compile what differs by powers of two of requests, on rows of the served types."""
+        """Compile kernels that differ by powers of two of requests, on rows of the served types."""
         device = self._worker.device
         with self._dummies.batch(requests, context) as batch:
             proposal = self._draft(batch)
@@ -84,16 +84,16 @@ class GraphPasses:
         admit_triton(proposal.confidence_raw, terms, 0)
 
     def _compile_accept(self, most: int, context: int) -> None:
-        """The accept rules, whose kernels depend on the sampling settings of the batch."""
+        """Compile the accept rules, whose kernels depend on the sampling settings of the batch."""
         with self._dummies.batch(1, context) as batch:
             block = draft_once(self._worker, self._worker._proposer, batch).draft_block
             asked = self._asked([0])
             packed = self._verify(batch, asked).next_token_logits
-            logits = strided(packed, asked.layout, self.gamma + 1)  # as steps that sample read them
+            logits = strided(packed, asked.layout, self.gamma + 1)  # as in steps that sample
             warm_up(self._device, Shape(self.gamma, logits[:1], block), most)
 
     def verify_seconds(self, drafts: Sequence[int], context: int) -> float:
-        """Seconds of a pass that verifies drafts[r] of each request, injection included."""
+        """Time a pass that verifies drafts[r] of each request, injection included."""
         requests, asked = len(drafts), self._asked(drafts)
         in_graph = self._device.in_graph(requests, sum(drafts))
         with self._dummies.batch(requests, context) as batch:
@@ -106,13 +106,13 @@ class GraphPasses:
             return self._timed(lambda: self._draft(batch), in_graph=in_graph)
 
     def _draft(self, batch: Any) -> Any:
-        """Upstream's `DraftProposal`, with the confidence that a step admits by."""
+        """Return upstream's `DraftProposal`, with the confidence that a step admits by."""
         proposal = draft_once(self._worker, self._worker._proposer, batch)
         return self._device.with_confidence(proposal)
 
     def _timed(self, run: Callable[[], Any], *, in_graph: bool) -> float:
-        """Seconds on the device. What launches a graph is hidden where steps overlap, so then the
-        device is kept from waiting for it."""
+        """Measure seconds on the device. Overlap hides the launch of a graph, so with both the
+        device is kept busy first and does not wait for the launch."""
         clock = self._device.clock
         if in_graph and self._overlaps:
             clock.lead()
@@ -125,7 +125,7 @@ class GraphPasses:
         return seconds
 
     def _asked(self, drafts: Sequence[int]) -> _Asked:
-        """On the device before anything is timed: the copy would wait for what runs there."""
+        """Upload a pass's inputs before its timing: the copy would wait for running work."""
         worker, requests, admitted = self._worker, len(drafts), sum(drafts)
         rows = np.cumsum([0, *(each + 1 for each in drafts)], dtype=np.int32)
         indptr = torch.from_numpy(rows).to(worker.device)
@@ -134,7 +134,7 @@ class GraphPasses:
         return _Asked(layout, ids, self._device.accepts_in_graph(requests, admitted))
 
     def _verify(self, batch: Any, asked: _Asked) -> Any:
-        """The target's `LogitsProcessorOutput`, its hidden states a row a token of the pass."""
+        """Return the target's `LogitsProcessorOutput`, with one row of hidden states a token."""
         worker, layout = self._worker, asked.layout
         rows = index_rows(worker, batch, layout, asked.ids, self._device.slots)
         epilogue = worker._verify_executor.verify_epilogue

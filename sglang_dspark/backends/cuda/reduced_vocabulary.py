@@ -3,7 +3,7 @@
 A drafter of ours, or a converted one with `draft_vocab_size`, excludes tokens by its own weights
 (drafter/heads.py, `restrict_vocabulary`). Upstream reads all rows of the LM head once a block and
 all rows of W2 once a position. Here the rows inside are copied once, before graphs are captured:
-n (d + r) numbers for n tokens. Logits are -inf outside, where the probability of a draft is then
+n (d + r) numbers for n tokens. Logits are -inf outside, where a draft's probability is then
 exactly 0, as verification requires. For a vanilla head on one rank; others span the vocabulary.
 
 Upstream: `DSparkDraftMixin.compute_base_logits` (sglang/srt/models/dspark.py) and
@@ -49,11 +49,11 @@ class ReducedVocabulary:
 
     @property
     def bytes(self) -> int:
-        """Memory of the copied rows."""
+        """Count the bytes of the copied rows."""
         return sum(each.numel() * each.element_size() for each in (self.lm_head, self.w2))
 
     def renew(self) -> None:
-        """Copy the rows again, in place: captured graphs read them."""
+        """Copy the rows again, in place, as captured graphs read them."""
         for rows, source in zip((self.lm_head, self.w2), self._sources(), strict=True):
             rows.copy_(source[self.tokens])
         found = restricted_tokens(self.head.markov_w1.weight, self._sources()[1])
@@ -64,7 +64,7 @@ class ReducedVocabulary:
             )
 
     def base_logits(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """`compute_base_logits`: hidden [N, d] -> logits [N, n], and what confidence reads."""
+        """Compute `compute_base_logits`: hidden [N, d] -> logits [N, n], and confidence's input."""
         return nn.functional.linear(hidden.to(self.lm_head.dtype), self.lm_head), hidden
 
     def spread(self, logits: Tensor, out: Tensor | None = None) -> Tensor:
@@ -93,7 +93,7 @@ class ReducedVocabulary:
         greedy_draft: bool = False,
         choose: Choice | None = None,
     ) -> tuple[Tensor, Tensor | None]:
-        """`draft_markov_block` over base_logits [R, gamma, n]: tokens, logits [R, gamma, V].
+        """Run `draft_markov_block` over base_logits [R, gamma, n]: tokens, logits [R, gamma, V].
 
         choose: replaces the columns that a step draws; logits must be kept.
         """
@@ -121,7 +121,7 @@ class ReducedVocabulary:
     def draft_by_seeds(
         self, drawn: DraftSeeds, *, sampling_info: Any, device: Any, **block: Any
     ) -> Any:
-        """`step.seeds.draft_block`: return upstream's `DraftBlockResult`."""
+        """Compute `step.seeds.draft_block`: return upstream's `DraftBlockResult`."""
         params = upstream.resolve_draft_params(
             sampling_info=sampling_info, bs=len(block["base_logits"]), device=device
         )
@@ -142,9 +142,9 @@ def reduced_of(markov_head: Any) -> ReducedVocabulary | None:
 
 
 def reduce(worker: Any) -> None:
-    """Reduce a worker's draft model if its weights exclude tokens; one line is logged.
+    """Reduce a worker's draft model if its weights exclude tokens; log one line.
 
-    Before its graphs are captured, its target's LM head attached.
+    Call before its graphs are captured, with its target's LM head attached.
     """
     if not (worker._hosts_draft and mode.choice().ours):
         return
@@ -169,7 +169,7 @@ def reduce(worker: Any) -> None:
 
 
 def obstacle(model: Any) -> str | None:
-    """Return why a draft model's base logits cannot be those of some rows; None: they can."""
+    """Return the reason why a draft model's base logits need all rows, or None."""
     lm_head, theirs = model.lm_head, upstream.DSparkDraftMixin.compute_base_logits
     if type(model).compute_base_logits is not theirs:
         return f"{type(model).__name__} has base logits of its own"
@@ -189,12 +189,12 @@ def obstacle(model: Any) -> str | None:
 
 
 def _is_captured(out: Tensor) -> bool:
-    """Return whether what is launched on a tensor now becomes a part of a graph."""
+    """Return whether work launched on a tensor now becomes a part of a graph."""
     return out.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
 def _linear(weight: Tensor) -> nn.Linear:
-    """Return a layer without bias that has this weight [out, in]."""
+    """Make a layer without bias that has this weight [out, in]."""
     layer = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
     layer.weight = nn.Parameter(weight, requires_grad=False)
     return layer

@@ -3,10 +3,10 @@
 Every row of a block sees the same last tokens before the anchor, and the block itself; where the
 window is causal, only the block's rows up to its own. SGLang's
 sliding windows (sglang/srt/layers/radix_attention.py) move with each query instead. Our CPU
-backend's plan is narrowed (cpu/attention_plan.py). With any other backend the layer attends by
-itself, densely over window + gamma slots: shapes depend on the number of requests alone and no
-value is read on the host, so a graph may capture it. It writes no K/V: of a drafted token the
-target's features are the context, which are written when it is committed.
+backend's plan is narrowed (cpu/attention_plan.py). With any other backend the layer itself attends,
+densely over window + gamma slots: shapes depend only on the number of requests and the host reads
+no value, so a graph may capture it. It writes no K/V: the context of a drafted token is the
+target's features, which are written when it is committed.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Context:
 
 
 class BlockWindow:
-    """The window that the layers of a draft pass see. tokens: of the context; None: all of it."""
+    """The window that the layers of a draft pass see. tokens: of the context; None: all."""
 
     def __init__(self, tokens: int | None):
         self.tokens = tokens
@@ -42,7 +42,7 @@ class BlockWindow:
 
     @contextmanager
     def over(self, batch: Any) -> Iterator[None]:
-        """Within, layers attend to no more of the context of this draft batch.
+        """Limit the layers' attention to `tokens` of the context of this draft batch.
 
         Raises DSparkError for a K/V cache whose rows are not those of tokens.
         """
@@ -64,7 +64,7 @@ class BlockWindow:
 
 
 def by_plan(batch: Any) -> bool:
-    """Return whether our CPU backend attends, which reads a plan of the pass."""
+    """Return whether our CPU backend attends; it reads a plan of the pass."""
     if not batch.seq_lens.is_cpu:
         return False
     from sglang_dspark.backends.cpu.attention import DsparkCpuAttnBackend
@@ -82,10 +82,10 @@ def _require_rows(pool: Any) -> None:
 
 
 def context_of(table: Tensor, rows: Tensor, lens: Tensor, window: int) -> Context:
-    """The last `window` tokens before each anchor.
+    """Return the last `window` tokens before each anchor.
 
     table: slots by request row and position, `req_to_token`; rows [R]: the requests' rows; lens
-    [R]: tokens before the anchor. Nothing comes back to the host.
+    [R]: tokens before the anchor. The host reads nothing.
     """
     first = (lens - window).clamp(min=0)[:, None]  # [R, 1]
     position = first + torch.arange(window, device=lens.device)  # [R, window]
@@ -98,7 +98,7 @@ class WindowedAttention(upstream.RadixAttention):
     """A draft layer's attention in a `BlockWindow`."""
 
     def __init__(self, whole: Any, window: BlockWindow, causal: bool = False):
-        """whole: the same attention over all of the context. causal: within the block."""
+        """Copy `whole`: attention over all of the context. causal: within the block."""
         super().__init__(
             num_heads=whole.tp_q_head_num,
             head_dim=whole.head_dim,
@@ -110,7 +110,7 @@ class WindowedAttention(upstream.RadixAttention):
         self.window, self.causal = window, causal
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, forward_batch: Any, **extra: Any) -> Tensor:
-        """q [R gamma, H * D], k and v [R gamma, Hkv * D] -> [R gamma, H * D]."""
+        """Attend: q [R gamma, H * D], k and v [R gamma, Hkv * D] -> [R gamma, H * D]."""
         context = self.window.context
         if context is None:
             return super().forward(q, k, v, forward_batch, **extra)
@@ -136,7 +136,7 @@ def attend(
     *,
     causal: bool = False,
 ) -> Tensor:
-    """Blocks q [R gamma, H, D], k, v [R gamma, Hkv, D] -> [R gamma, H * D].
+    """Attend blocks q [R gamma, H, D], k, v [R gamma, Hkv, D] -> [R gamma, H * D].
 
     cache: keys and values [S, Hkv, D] by slot. Each row sees `context` and its whole block, or if
     `causal` the block's rows up to its own.

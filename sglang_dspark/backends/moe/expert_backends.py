@@ -3,7 +3,7 @@
 Our compiled CPU kernels, SGLang's fused MoE and its Humming runner (humming_experts.py).
 
 SGLang's: sglang/srt/layers/moe/moe_runner/triton_utils/fused_moe.py, `fused_moe`, BF16
-weights or FP8 ones with 128 x 128 scales. Written after its source; it has not been run on a GPU.
+weights or FP8 ones with 128 x 128 scales. Written from its source; it has not been run on a GPU.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ register(humming_experts.BACKEND, before="flashinfer")
 
 
 def weights_of(e: Experts | CodedExperts, shape: DrafterConfig) -> ExpertWeights:
-    """A loaded layer's routed experts; DSparkError where they have NaN or infinite weights."""
+    """Return a layer's routed experts. Raises DSparkError for NaN or infinite weights."""
     if isinstance(e, CodedExperts):
         return e.weights()
     values = (e.gate_proj.detach(), e.up_proj.detach(), e.down_proj.detach())
@@ -110,7 +110,7 @@ def weights_of(e: Experts | CodedExperts, shape: DrafterConfig) -> ExpertWeights
 
 
 def workload_of(shape: DrafterConfig, device: str, dtype: torch.dtype) -> ExpertWorkload:
-    """Device and backend of a drafter's layers."""
+    """Describe a drafter's layers and their device."""
     return ExpertWorkload(
         device,
         shape.expert_format,
@@ -124,7 +124,7 @@ def workload_of(shape: DrafterConfig, device: str, dtype: torch.dtype) -> Expert
 
 
 def key_of(workload: ExpertWorkload) -> TimesKey:
-    """Describe what times measured here depend on."""
+    """Return the key of times measured here: every property they depend on."""
     if workload.device == "cuda":
         device = torch.cuda.get_device_name()
     else:
@@ -135,8 +135,8 @@ def key_of(workload: ExpertWorkload) -> TimesKey:
 
 @dataclass(frozen=True)
 class RoutedLayers:
-    """The routed experts of all layers, ready to be called; in_graphs: whether by calls that a
-    captured pass may hold."""
+    """The routed experts of all layers, ready to be called; in_graphs: whether a captured pass may
+    contain these calls."""
 
     layers: tuple[RoutedExperts, ...]
     in_graphs: bool
@@ -149,11 +149,11 @@ def routed_layers(
     in_graphs: bool = False,
     dtype: torch.dtype | None = None,
 ) -> RoutedLayers:
-    """Experts of each layer's weights, by what `chooser_for` chooses.
+    """Make the routed experts of each layer, by the backends that `chooser_for` chooses.
 
-    dtype: of the rows. in_graphs: draft passes are to be captured. Where no backend can be, that is
-    said in one line and the result is for passes that are not. DSparkError where none serves those
-    either.
+    dtype: of the rows. in_graphs: draft passes are to be captured. If no backend can be, that is
+    logged in one line and the result is for eager passes. Raises DSparkError if no backend supports
+    those either.
     """
     chooser = chooser_for(found[0], shape, ranks, in_graphs, dtype)
     layers = tuple(RoutedExperts(weights, chooser) for weights in found)
@@ -175,13 +175,13 @@ def chooser_for(
     in_graphs: bool = False,
     dtype: torch.dtype | None = None,
 ) -> Chooser:
-    """By times of this machine, measured on one layer's weights at the first start; where those
-    cannot be had, by the order of preference, which is logged.
+    """Choose by times of this machine, measured on one layer's weights at the first start; if they
+    cannot be measured, by the order of preference, which is logged.
 
-    dtype: of the rows; None: that of the values, float32 where there are only codes.
+    dtype: of the rows; None: that of the values, float32 if there are only codes.
 
-    One of several ranks goes by the order of preference: ranks that measure beside each other
-    disturb each other, and all are to do the same.
+    Several ranks use the order of preference: ranks that measure at the same time
+    disturb each other, and all must make the same choice.
     """
     if dtype is None:
         dtype = weights.values[0].dtype if weights.values else torch.float32
@@ -212,20 +212,20 @@ class SharedByCodes:
         self.routed = routed
 
     def __call__(self, x: Tensor) -> Tensor:
-        """[T, d] -> [T, d]."""
+        """Compute [T, d] -> [T, d]."""
         ids = torch.zeros(len(x), 1, dtype=torch.int64, device=x.device)
         return self.routed(x, ids, torch.ones(len(x), 1, device=x.device))
 
 
 class SharedRestored:
-    """Shared experts whose values are restored when they are first called, and kept."""
+    """Shared experts whose values are restored at the first call, and kept."""
 
     def __init__(self, shared: CodedShared, dtype: torch.dtype):
         self.shared, self.dtype = shared, dtype
         self.module: SharedExperts | None = None
 
     def __call__(self, x: Tensor) -> Tensor:
-        """[T, d] -> [T, d]."""
+        """Compute [T, d] -> [T, d]."""
         if self.module is None:
             self.module = self.shared.restored(self.dtype)
         return self.module(x)
@@ -234,8 +234,8 @@ class SharedRestored:
 def shared_layers(
     found: Sequence[CodedShared], shape: DrafterConfig, in_graphs: bool, dtype: torch.dtype
 ) -> list[SharedByCodes | SharedRestored]:
-    """Shared experts of each layer, by the first backend that reads codes on this device; where
-    there is none, restored, on a GPU at once.
+    """Make the shared experts of each layer, by the first backend that reads codes on this device;
+    without one they are restored, on a GPU at once.
 
     in_graphs: the passes are captured. dtype: of the rows.
     """

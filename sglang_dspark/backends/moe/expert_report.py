@@ -1,6 +1,6 @@
-"""Report expert backends for `dspark doctor`: the one for each format, and why no other.
+"""Report expert backends for `dspark doctor`: each format's backend, and why not the others.
 
-As a server would choose on this device for a layer like the demo drafter's, in captured passes on a
+Chosen as by a server on this device for a layer like the demo drafter's, in captured passes on a
 GPU.
 """
 
@@ -19,9 +19,9 @@ from sglang_dspark.quantisation.formats import FORMATS
 
 
 def experts_here() -> tuple[str, list[str]]:
-    """Backends and bytes of a layer by format, with the times that were measured here before; and
-    what is wrong with kept times."""
-    said: dict[str, list[str]] = {}  # text -> formats of which it is true
+    """Report each format's backend, a layer's bytes and the times measured here; and list faults
+    of saved times."""
+    said: dict[str, list[str]] = {}  # text -> its formats
     measured, broken = [], []
     for name in FORMATS:
         workload = _workload(name)
@@ -41,7 +41,7 @@ def experts_here() -> tuple[str, list[str]]:
 
 
 def _sizes() -> str:
-    """Memory of a layer's routed experts; codes stay codes, but CPU kernels multiply float32."""
+    """Report the memory of a layer's routed experts; CPU kernels restore codes to float32."""
     layer = _workload(next(iter(FORMATS)))
     weights = 3 * layer.experts * layer.inner * layer.width
     sizes = [f"{f.name} {weights * f.bits_per_weight / 8e6:.1f} MB" for f in FORMATS.values()]
@@ -57,7 +57,7 @@ def _workload(name: str) -> ExpertWorkload:
 
 
 def _chosen(workload: ExpertWorkload, times: TimesTable | None) -> str:
-    """The backend, and why not each other one; a reason is said once."""
+    """Report the backend and why not each other one; each reason appears once."""
     near, unfit = (times.near(workload.tokens), times.unfit) if times else (None, None)
     outside = ""
     try:

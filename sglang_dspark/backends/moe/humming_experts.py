@@ -2,8 +2,8 @@
 
 MXFP4 weights and BF16 rows: sglang/srt/layers/moe/moe_runner/humming.py, whose weights
 `prepare_humming_moe_layer` (layers/quantization/humming_utils.py) lays out, as
-layers/quantization/mxfp4_humming_moe.py does for DeepSeek-V4. Written after these; it has
-not been run on a GPU, so only a measurement, which compares results too, selects it.
+layers/quantization/mxfp4_humming_moe.py does for DeepSeek-V4. Written from these sources; it has
+not been run on a GPU, so only a measurement, which also compares results, selects it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from sglang_dspark.quantisation import mxfp4
 from sglang_dspark.quantisation.layout import Quantised
 from sglang_dspark.serving import upstream
 
-_COLUMNS = 128  # to whose multiples SGLang pads K of a layer, which its buffers do not know of
+_COLUMNS = 128  # SGLang pads K of a layer to multiples of it, but not its buffers
 
 
 class HummingLayer(nn.Module):

@@ -1,7 +1,7 @@
 """Define the Transformers config of a drafter with experts (drafter/config.py) for SGLang.
 
-It is Qwen3's with more keys. `sliding_window` has another name in it: SGLang would allocate a K/V
-cache with windowed layers for it, but the draft's keeps every token's keys.
+It is Qwen3's with more keys. `sliding_window` is renamed in it: SGLang would allocate a K/V
+cache with windowed layers for that key, but the draft's keeps every token's keys.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ class DSparkMoEConfig(Qwen3Config):
 
 
 def drafter_shape(config: Any) -> DrafterConfig:
-    """The drafter that a `DSparkMoEConfig` describes; DSparkError where a field is wrong."""
+    """Return the drafter of a `DSparkMoEConfig`. Raises DSparkError for a wrong field."""
     raw = config.to_dict()
     raw |= {"architectures": config.architectures, "sliding_window": config.context_window}
     return DrafterConfig.from_json(raw, config.name_or_path)
 
 
 def register() -> None:
-    """Make the config known to Transformers in this process."""
+    """Register the config with Transformers in this process."""
     AutoConfig.register(MOE_MODEL_TYPE, DSparkMoEConfig, exist_ok=True)

@@ -3,12 +3,12 @@
 Attention, K/V injection and heads are those of the dense DSPARK drafts; layers have experts
 (drafter/moe.py) on one or several residual streams.
 
-Subclasses sglang/srt/models/dspark.py and models/dflash.py; patches/step/drafters.py puts
-the class into SGLang's model registry. Any target serves that DSPARK captures features of.
+Subclasses sglang/srt/models/dspark.py and models/dflash.py; patches/step/drafters.py adds
+the class to SGLang's model registry. Supports any target whose features DSPARK captures.
 
-Over several ranks attention and heads are upstream's; experts are split by experts/sharding.py, and
-one sum over the tensor-parallel group, which holds the MoE groups, completes a layer. Router and
-residual streams are computed by every rank from the same numbers.
+With several ranks attention and heads are upstream's; experts are split by experts/sharding.py, and
+one sum over the tensor-parallel group, which contains the MoE groups, completes a layer. Every rank
+computes router and residual streams from the same numbers.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from sglang_dspark.serving import upstream
 
 
 def split_here() -> Split:
-    """Return this rank's share by SGLang's MoE groups; DSparkError if not its TP group."""
+    """Return this rank's share by SGLang's MoE groups. Raises DSparkError if not its TP group."""
     p = upstream.get_parallel()
     if p.moe_ep_size * p.moe_tp_size != p.tp_size:
         raise DSparkError(
@@ -99,11 +99,11 @@ class MoEDecoderLayer(nn.Module):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the rows."""
+        """Return the dtype of the rows."""
         return self.input_layernorm.weight.dtype
 
     def use_compiled(self) -> None:
-        """Use the fast path for the present weights, where it supports them."""
+        """Use the fast path for the present weights, if it supports them."""
         shared = self.mlp.shared_experts if isinstance(self.mlp, RankMoE) else None
         if isinstance(shared, CodedShared):
             on_cpu = self.input_layernorm.weight.is_cpu and self.dtype == torch.float32
@@ -115,7 +115,7 @@ class MoEDecoderLayer(nn.Module):
         )
 
     def forward(self, x: Tensor, positions: Tensor, forward_batch: Any) -> Tensor:
-        """x [n, d], or [n, streams, d]; positions [n] -> as x."""
+        """Compute the layer: x [n, d], or [n, streams, d]; positions [n] -> as x."""
 
         def attend(y: Tensor) -> Tensor:
             return self.self_attn(
@@ -168,7 +168,7 @@ def _connected(
 
 class DSparkMoEModel(upstream.DSparkDraftMixin, upstream.DFlashDraftModel):
     """Draft model of the architecture that `drafter/config.py` writes for drafters with experts, a
-    window or residual streams. capturable: whether a graph may hold its passes."""
+    window or residual streams. capturable: whether a graph may contain its passes."""
 
     decoder_layer_cls = MoEDecoderLayer
 
@@ -202,7 +202,7 @@ class DSparkMoEModel(upstream.DSparkDraftMixin, upstream.DFlashDraftModel):
         get_embedding: bool = False,
         pp_proxy_tensors: Any = None,
     ) -> Any:
-        """Block tokens [n], or their embeddings [n, d], at positions [n] -> h [n, d]."""
+        """Draft from block tokens [n], or their embeddings [n, d], at positions [n] -> h [n, d]."""
         x = self.forward_embed(input_ids) if input_embeds is None else input_embeds
         if x.numel():
             if self.streams > 1:
@@ -216,7 +216,7 @@ class DSparkMoEModel(upstream.DSparkDraftMixin, upstream.DFlashDraftModel):
         return upstream.LogitsProcessorOutput(next_token_logits=None, hidden_states=x)
 
     def _one(self, x: Tensor) -> Tensor:
-        """The streams' last reading: [n, streams, d] -> [n, d]."""
+        """Read the streams after the last layer: [n, streams, d] -> [n, d]."""
         if self.streams == 1:
             return x
         if self.compiled_read is None or not expert_ops.supports_rows(x):
@@ -224,14 +224,14 @@ class DSparkMoEModel(upstream.DSparkDraftMixin, upstream.DFlashDraftModel):
         return self.compiled_read(x)
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        """Take this rank's of a checkpoint's tensors; quantised experts stay codes and scales.
+        """Load this rank's part of a checkpoint's tensors; quantised experts stay codes and scales.
 
         Raises DSparkError where these do not fit config.json or each other.
         """
         given = {name.removeprefix("model."): tensor for name, tensor in weights}
         tensors = tensors_of_rank(given, self.split)
         require_parts(tensors, self, self.shape.expert_format)
-        # The routers' biases, codes and scales: upstream's loader knows parameters alone.
+        # The routers' biases, codes and scales: upstream's loader handles only parameters.
         buffers = dict(self.named_buffers())
         super().load_weights((n, tensor) for n, tensor in tensors.items() if n not in buffers)
         for name, buffer in buffers.items():
@@ -245,7 +245,7 @@ class DSparkMoEModel(upstream.DSparkDraftMixin, upstream.DFlashDraftModel):
             self.compiled_read = expert_ops.CompiledRead.of(self.stream_read)
 
     def _choose_backends(self) -> None:
-        """Let each layer's experts be computed by what experts/dispatch.py chooses."""
+        """Choose the backend of each layer's experts by experts/dispatch.py."""
         layers, dtype, graphs = list(self.layers), self.layers[0].dtype, in_graphs()
         found = [expert_backends.weights_of(layer.mlp.experts, self.shape) for layer in layers]
         ranks = self.split.ranks
@@ -261,7 +261,7 @@ class DSparkMoEModel(upstream.DSparkDraftMixin, upstream.DFlashDraftModel):
                 layer.shared = shared
 
     def prune_to_ctx_kv_injection(self) -> None:
-        """Keep what writes the context, as upstream's dense class does."""
+        """Keep only the modules that write the context, as upstream's dense class does."""
         self.markov_head = self.confidence_head = None
         for layer in self.layers:
             layer.mlp, layer.compiled, layer.routed = None, _CompiledLayer(), None

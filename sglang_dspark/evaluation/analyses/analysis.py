@@ -1,4 +1,4 @@
-"""Parts of an analysis of drafters, and the JSON form that all results share."""
+"""Define the parts of a drafter analysis, and the JSON form that all results share."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Result:
-    """Facts in every analysis: the target, and how it decoded (`Trace.settings`)."""
+    """Facts in every analysis: the target, and its decoding settings (`Trace.settings`)."""
 
     analysis: ClassVar[str]  # its name in commands and files
     target: str
@@ -26,15 +26,15 @@ class Result:
 
     @property
     def sampled(self) -> bool:
-        """Return whether answers were sampled; teacher forcing samples none at temperature 1."""
+        """Return whether answers were sampled; teacher forcing at temperature 1 samples nothing."""
         return self.settings["temperature"] > 0 and not self.settings.get("teacher_forced", False)
 
     def remarks(self) -> list[str]:
-        """Text of the figure's title besides target and decoding."""
+        """Return the parts of the figure's title after target and decoding."""
         return []
 
     def to_json(self) -> dict[str, Any]:
-        """The `metrics` of a result file."""
+        """Return the `metrics` of a result file."""
         return {"analysis": self.analysis, **as_json(self)}
 
 
@@ -43,10 +43,10 @@ R = TypeVar("R", bound=Result)
 
 @dataclass(frozen=True)
 class Analysis(Generic[R]):
-    """One analysis: what it finds and how that is shown.
+    """One analysis: its result and how it is shown.
 
-    caption: of the figure. page_tables: the numbers behind the figure. table: what the terminal
-    shows. summary: what drafters.json takes of it.
+    caption: of the figure. page_tables: the numbers behind the figure. table: terminal output.
+    summary: its part of drafters.json.
     """
 
     result: type[R]
@@ -58,16 +58,16 @@ class Analysis(Generic[R]):
 
     @property
     def name(self) -> str:
-        """As commands and result files call it."""
+        """Return the name in commands and result files."""
         return self.result.analysis
 
     def read(self, metrics: Mapping[str, Any]) -> R:
-        """The result in the `metrics` of a result file. Raises ValueError when it is none."""
+        """Read the result from a result file's `metrics`. Raises ValueError for other content."""
         return TypeAdapter(self.result).validate_python(metrics)
 
 
 def as_json(value: Any) -> Any:
-    """A value as JSON has it: null for NaN; a field that is None by default and None is absent."""
+    """Convert a value to JSON: NaN to null; omit a field that is None, if that is its default."""
     if is_dataclass(value):
         every = ((field, getattr(value, field.name)) for field in fields(value))
         return {f.name: as_json(v) for f, v in every if v is not None or f.default is not None}

@@ -1,4 +1,4 @@
-"""Tables as text: what the page and the terminal write into a cell."""
+"""Format table cells as text, for the page and the terminal."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ class Table:
 
 
 def interval(found: Estimate) -> str:
-    """A value with its interval."""
+    """Format a value with its interval."""
     return f"{found.value:.3f} ({found.low:.2f}-{found.high:.2f})"
 
 
 def share_interval(found: Estimate) -> str:
-    """A share with its interval, in percent."""
+    """Format a share with its interval, in percent."""
     return f"{found.value:.1%} ({found.low:.1%}-{found.high:.1%})"
 
 
@@ -36,10 +36,10 @@ def gain(found: Estimate) -> str:
 
 
 def percent(value: float) -> str:
-    """A share in percent."""
+    """Format a share in percent."""
     return UNKNOWN if math.isnan(value) else f"{value:.1%}"
 
 
 def number(value: float | None) -> str:
-    """Three decimals."""
+    """Format a number with three decimals."""
     return UNKNOWN if value is None or math.isnan(value) else f"{value:.3f}"

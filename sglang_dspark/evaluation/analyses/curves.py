@@ -1,7 +1,7 @@
-"""Learning curves of training runs, as their journals have them (`training/journal.py`).
+"""Show learning curves of training runs from their journals (`training/journal.py`).
 
-What is shown is measured on answers that were never trained on: tau at temperature 1, teacher
-forced, the mean over anchors of 1 + sum_k prod_{i<=k} sum_v min(p_i(v), q_i(v)) along the target's
+Held-out answers, never trained on, give tau at temperature 1, teacher forced:
+the mean over anchors of 1 + sum_k prod_{i<=k} sum_v min(p_i(v), q_i(v)) along the target's
 own tokens (`training/metrics.py`). It is no decoding, but one measure for all kinds of drafters.
 """
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Point:
-    """A measurement; the ECE is that of drafters with a confidence."""
+    """A measurement; the ECE exists only for drafters with a confidence."""
 
     step: int
     held_out_tau: Number
@@ -38,7 +38,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Run:
-    """A training run and what it measured, by ascending step; sequences: of its training data."""
+    """A training run and its measurements by ascending step; sequences: of its training data."""
 
     kind: str
     layers: int
@@ -61,10 +61,10 @@ class CurvesResult(Result):
 
 
 def compute(runs: Sequence[tuple[str, Path]]) -> CurvesResult:
-    """Held-out tau by step of several run directories; all must be of one target.
+    """Read held-out tau by step from several run directories of one target.
 
     runs: label and directory (run.json, metrics.jsonl) of each. Raises DSparkError for a directory
-    that is no run, one without a measurement, and labels that repeat.
+    that is no run, one without a measurement, several targets, and labels that repeat.
     """
     labels = [label for label, _ in runs]
     if len(set(labels)) < len(labels):
@@ -78,7 +78,7 @@ def compute(runs: Sequence[tuple[str, Path]]) -> CurvesResult:
 
 
 def _run(folder: Path) -> Run:
-    """Facts and measured points of one run."""
+    """Read the facts and measured points of one run."""
     with reading(folder, "training run", "name a run_dir of `dspark train`"):
         facts = load_json(folder / "run.json", finite=False)
         lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
@@ -103,7 +103,7 @@ def _run(folder: Path) -> Run:
 
 
 def _points(rows: Sequence[Mapping[str, Any]]) -> tuple[Point, ...]:
-    """Measured rows; of a step that was run again after a resume, the last one counts."""
+    """Return the measured rows; for a step that was repeated after a resume, the last one."""
     kept = {
         int(row["step"]): Point(
             int(row["step"]),
@@ -118,7 +118,7 @@ def _points(rows: Sequence[Mapping[str, Any]]) -> tuple[Point, ...]:
 
 
 def draw(result: CurvesResult) -> Figure:
-    """Held-out tau by step, one line a run."""
+    """Draw held-out tau by step, one line per run."""
     figure, (axes,) = panels(1, width=6.2, height=3.9)
     every = [[point.held_out_tau for point in run.points] for run in result.runs.values()]
     last, lowest = [value[-1] for value in every], min(map(min, every))
@@ -138,7 +138,7 @@ def draw(result: CurvesResult) -> Figure:
 
 
 def _apart(values: Sequence[float], least: float) -> list[float]:
-    """Heights of labels beside values: the same order, `least` apart, moved as little upwards."""
+    """Space label heights next to values: same order, `least` apart, moved up minimally."""
     heights, free = list(values), -np.inf
     for i in np.argsort(values, kind="stable"):
         heights[i] = max(values[i], free)
@@ -147,7 +147,7 @@ def _apart(values: Sequence[float], least: float) -> list[float]:
 
 
 def page_tables(result: CurvesResult) -> list[Table]:
-    """Held-out tau at every 500th step, or at all of them where there is none."""
+    """Tabulate held-out tau at every 500th step, or at all steps if there is no such step."""
     steps = sorted({point.step for run in result.runs.values() for point in run.points})
     shown = [step for step in steps if step % 500 == 0] or steps
     rows = []

@@ -2,11 +2,11 @@
 
 Vocabulary: answer tokens outside a reduced draft vocabulary end every draft; `ceiling` is the tau
 of a drafter that guesses all others.
-Same anchors: a better drafter has other anchors than a worse one, and at harder ones where
-both reached far, so shares by position of two traces do not compare. Greedy answers are equal, so
-many anchors are common to both; on those each is asked the same question.
-First draft: what comes behind the first draft counts only where that was right. The arithmetic
-here (no measurement) takes the measured chances along the block and changes the first one.
+Same anchors: a better drafter has other anchors than a worse one, and reaches deep positions at
+harder ones, so shares by position of two traces are not comparable. Greedy answers are equal, so
+many anchors are common to both; there both drafters have the same context.
+First draft: later drafts count only if the first one is right. The arithmetic here (no
+measurement) uses the measured chances along the block and changes the first one.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_FIRST = (0.5, 0.6, 0.65, 0.7, 0.75, 0.8, 0.85)  # chances of the first draft that are tried
+_FIRST = (0.5, 0.6, 0.65, 0.7, 0.75, 0.8, 0.85)  # chances of the first draft to try
 _GAINS = (1.16, 1.27)  # of tau: the paper's over DFlash and over Eagle3
 
 
@@ -63,7 +63,7 @@ class SameAnchors:
 
 @dataclass(frozen=True)
 class Taus:
-    """tau by arithmetic; their_later: our first draft before their later ones."""
+    """tau by arithmetic; their_later: our first draft followed by their later ones."""
 
     ours: float
     theirs: float
@@ -81,7 +81,7 @@ class Ratio:
 
 @dataclass(frozen=True)
 class Needed:
-    """First chances that a gain takes by each rule; None: not even 1 is enough."""
+    """First chances that a gain requires by each rule; None: not even 1 is enough."""
 
     scaled: float | None
     alone: float | None
@@ -98,7 +98,7 @@ class FirstDraft:
 
 @dataclass(frozen=True)
 class LimitsResult(TracedResult):
-    """vocabulary: how many tokens it has. rejected_outside: by label; the last two by `A/B`."""
+    """vocabulary: its number of tokens. rejected_outside: by label; the last two by `A/B`."""
 
     analysis: ClassVar[str] = "limits"
     vocabulary: int
@@ -110,10 +110,10 @@ class LimitsResult(TracedResult):
 
 
 def compute(traces: Mapping[str, Trace], vocabulary: frozenset[int]) -> LimitsResult:
-    """Limits of the traces; the first one is compared with each other one.
+    """Compute the limits of the traces; compare the first one with each other one.
 
-    vocabulary: tokens that the drafters can draft. Raises DSparkError when the traces are sampled,
-    or of other prompts, targets or answers.
+    vocabulary: tokens that the drafters can draft. Raises DSparkError if the traces are sampled,
+    or have other prompts, targets or answers.
     """
     labels = list(traces)
     require_comparable(list(traces.values()), labels)
@@ -138,14 +138,14 @@ def compute(traces: Mapping[str, Trace], vocabulary: frozenset[int]) -> LimitsRe
 
 
 def chances(trace: Trace) -> Floats:
-    """Chance of each draft given those before it, over all steps: [gamma], 0 if never reached."""
+    """Return the chance of each draft given those before it: [gamma], 0 if never reached."""
     taken = [step.accepted for each in trace.generations for step in each.steps]
     at_least = np.array([sum(n >= k for n in taken) for k in range(trace.gamma + 1)], np.float64)
     return at_least[1:] / np.maximum(at_least[:-1], 1)
 
 
 def tau_of(conditional: Floats) -> float:
-    """tau of a block with these chances of a draft given those before it, [gamma]."""
+    """Return tau of a block with these chances of a draft given those before it, [gamma]."""
     return float(1 + np.cumprod(np.minimum(conditional, 1.0)).sum())
 
 
@@ -153,7 +153,7 @@ def first_draft(ours: Floats, theirs: Floats) -> FirstDraft:
     """Compute the effect of the first draft's chance on the ratio of two taus.
 
     ours, theirs: `chances`, [gamma] each. "scaled" multiplies both drafters' chances (at most 1) by
-    the one factor that brings our first to `first`; "alone" changes our first one only.
+    the one factor that makes our first chance `first`; "alone" changes our first one only.
     """
 
     def scaled(first: float) -> float:
@@ -176,7 +176,7 @@ def first_draft(ours: Floats, theirs: Floats) -> FirstDraft:
 
 
 def _reaches(ratio: Callable[[float], float], gain: float, start: float) -> float | None:
-    """The least chance from `start` on, in steps of 0.001, whose ratio is at least `gain`."""
+    """Return the least chance from `start` on, in steps of 0.001, with ratio at least `gain`."""
     tried = np.arange(start, 1.0005, 0.001)
     return next((float(first) for first in tried if ratio(float(first)) >= gain), None)
 
@@ -184,7 +184,7 @@ def _reaches(ratio: Callable[[float], float], gain: float, start: float) -> floa
 def _vocabulary(
     trace: Trace, vocabulary: frozenset[int], resampler: Resampler
 ) -> tuple[ByDomain, ByDomain]:
-    """Share of answer tokens outside, and tau of a perfect drafter of the others, by domain."""
+    """Return, by domain, share of answer tokens outside and tau of guessing all the others."""
     outside, tokens, yielded, steps = (np.zeros(len(trace.prompts)) for _ in range(4))
     for i, generation in enumerate(trace.generations):
         answer = generation.tokens[1:]  # the first one is the prefill's
@@ -197,7 +197,7 @@ def _vocabulary(
 def perfect_walk(
     answer: tuple[int, ...], vocabulary: frozenset[int], gamma: int
 ) -> tuple[int, int]:
-    """Tokens yielded and steps taken by a drafter that guesses every token of the vocabulary."""
+    """Count tokens yielded and steps of a drafter that guesses every token of the vocabulary."""
     at = steps = 0
     while at < len(answer):
         window = answer[at : at + gamma]
@@ -208,7 +208,7 @@ def perfect_walk(
 
 
 def _rejected_outside(trace: Trace, vocabulary: frozenset[int], resampler: Resampler) -> ByDomain:
-    """Share of the rejections where the target's token was outside the vocabulary."""
+    """Return the share of rejections at which the target's token was outside the vocabulary."""
     outside, rejected = np.zeros(len(trace.prompts)), np.zeros(len(trace.prompts))
     for i, generation in enumerate(trace.generations):
         for step in generation.steps:
@@ -220,20 +220,20 @@ def _rejected_outside(trace: Trace, vocabulary: frozenset[int], resampler: Resam
 
 
 def _token_behind(generation: Generation, step: Step) -> int | None:
-    """The target's own token behind the accepted drafts, None past the end of the answer."""
+    """Return the target's token behind the accepted drafts, None past the end of the answer."""
     place = step.position + 1 + step.accepted - generation.prompt_tokens
     return generation.tokens[place] if place < len(generation.tokens) else None
 
 
 def _same_anchors(ours: Trace, theirs: Trace, resampler: Resampler) -> SameAnchors:
-    """Chances that drafts 1..k are accepted at common anchors, by each, and by both at once."""
+    """Return the chances that drafts 1..k are accepted at common anchors, by each and by both."""
     gamma, prompts = min(ours.gamma, theirs.gamma), len(ours.prompts)
     hits = [np.zeros((gamma, prompts)) for _ in range(3)]  # ours, theirs, both
     anchors, equal = np.zeros(prompts), np.zeros(prompts)
     pairs = zip(ours.generations, theirs.generations, strict=True)
     for i, (one, other) in enumerate(pairs):
         if one.tokens != other.tokens:
-            continue  # a tie of the target's logits broken by rounding: other anchors from there
+            continue  # a tie of the target's logits broken by rounding: later anchors differ
         known = {step.position: step for step in other.steps}
         for step in (step for step in one.steps if step.position in known):
             a, b = step.accepted, known[step.position].accepted
@@ -250,13 +250,13 @@ def _same_anchors(ours: Trace, theirs: Trace, resampler: Resampler) -> SameAncho
 
 
 def _estimates(resampler: Resampler, numerator: Floats, denominator: Floats) -> ByDomain:
-    """Ratio by domain and in macro average, with intervals."""
+    """Return the ratio by domain and in macro average, with intervals."""
     drawn = resampler.ratios(numerator, denominator)
     return {name: estimate(values) for name, values in drawn.items()}
 
 
 def draw(result: LimitsResult) -> Figure:
-    """Left: what lies outside the vocabulary. Right: a panel for each pair at common anchors."""
+    """Draw the shares outside the vocabulary, and a panel for each pair at common anchors."""
     pairs = result.same_anchors
     figure = new_figure(4.2 + 2.6 * len(pairs), 3.6)
     grid = figure.subplots(1, 1 + len(pairs), width_ratios=[1.5, *[1] * len(pairs)], squeeze=False)
@@ -269,7 +269,7 @@ def draw(result: LimitsResult) -> Figure:
 
 
 def _draw_outside(axes: Axes, result: LimitsResult) -> None:
-    """Shares by domain: of the answer's tokens, and of each drafter's rejections."""
+    """Draw shares by domain: of the answer's tokens, and of each drafter's rejections."""
     shares = {"answer tokens": result.outside}
     shares |= {f"rejections, {k}": v for k, v in result.rejected_outside.items()}
     groups = list(result.outside)
@@ -289,7 +289,7 @@ def _draw_outside(axes: Axes, result: LimitsResult) -> None:
 
 
 def _draw_pair(axes: Axes, pair: str, found: SameAnchors) -> None:
-    """Cumulative acceptance of two drafters where both stood, in macro average."""
+    """Draw the cumulative acceptance of two drafters at common anchors, in macro average."""
     chances = found.cumulative
     ours, theirs = pair.split("/", 1)
     sides = [(ours, chances.ours, "-"), (theirs, chances.theirs, "-")]
@@ -308,7 +308,7 @@ def _draw_pair(axes: Axes, pair: str, found: SameAnchors) -> None:
 
 
 def page_tables(result: LimitsResult) -> list[Table]:
-    """The vocabulary; with several drafters the common anchors and the arithmetic."""
+    """Tabulate the vocabulary; with several drafters also the common anchors and the arithmetic."""
     groups = list(result.outside)
     rows = [
         ["answer tokens outside", *(cells.share_interval(result.outside[g]) for g in groups)],
@@ -325,7 +325,7 @@ def page_tables(result: LimitsResult) -> list[Table]:
 
 
 def _pairs_table(pairs: Mapping[str, SameAnchors]) -> Table:
-    """Chances that drafts 1..k are accepted by each of two drafters where both stood."""
+    """Tabulate the chances that each of two drafters has drafts 1..k accepted at common anchors."""
     rows = []
     for pair, found in pairs.items():
         sides = (found.cumulative.ours, found.cumulative.theirs)
@@ -341,7 +341,7 @@ def _pairs_table(pairs: Mapping[str, SameAnchors]) -> Table:
 
 
 def _first_draft_table(pairs: Mapping[str, FirstDraft]) -> Table:
-    """Ratio of tau - 1 by the chance of the first draft: both scaled, and ours alone changed."""
+    """Tabulate ratio of taus - 1 by the first draft's chance: both scaled, or ours changed."""
     rows = []
     for pair, found in pairs.items():
         scaled = [row.scaled for row in found.ratio], [n.scaled for n in found.needed.values()]

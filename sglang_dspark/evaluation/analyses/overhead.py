@@ -1,10 +1,9 @@
-"""Measure the cost of the sequential head (paper, Fig. 4d): its share of a round by block length
-and context, in two ways.
+"""Measure the sequential head's share of a round (paper, Fig. 4d), by block length and context.
 
-A parallel drafter takes all gamma tokens from the base logits at once; DSpark goes through them
+A parallel drafter takes all gamma tokens from the base logits at once. DSpark processes them
 left to right, adding a transition bias and choosing a token at each position. That loop is timed
-    engine   inside the reference engine, in rounds where every slot is busy; the loop is what
-             `draft` takes beyond the base logits and the confidence, both of which it contains
+    engine   inside the reference engine, in rounds where every slot is busy; the loop is the time
+             of `draft` beyond the base logits and the confidence, both of which it contains
     direct   on fixed rounds of random states, one at each context, alternating with the same round
              without the loop
 in wall time and in CPU time of the calling thread, which other work on the machine disturbs less
@@ -55,7 +54,7 @@ class Share:
 
 @dataclass(frozen=True)
 class BoundedShare(Share):
-    """With the 95% percentile bootstrap interval of the share over pairs of rounds."""
+    """A share with its 95% percentile bootstrap interval over pairs of rounds."""
 
     share_low: float
     share_high: float
@@ -94,7 +93,7 @@ class Timed:
     direct: tuple[DirectShare, ...]
 
     def shares(self) -> dict[str, Share]:
-        """By way and clock."""
+        """Return the shares by method and clock."""
         found: dict[str, Share] = {
             "engine, wall": self.engine.wall,
             "engine, thread cpu": self.engine.thread_cpu,
@@ -107,21 +106,21 @@ class Timed:
 
 @dataclass(frozen=True)
 class OverheadResult(Result):
-    """The drafters in the order they were named. settings: temperature, batch, threads."""
+    """The drafters in the given order. settings: temperature, batch, threads."""
 
     analysis: ClassVar[str] = "overhead"
     drafters: tuple[Timed, ...]
 
 
 def _synchronise(device: torch.device) -> None:
-    """Wait for the device, so that a clock read means what it says."""
+    """Wait for the device, so that a clock reading includes its work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 @dataclass
 class _Stopwatch:
-    """Readings of both clocks around the calls of one function."""
+    """Wrap a function and read both clocks around its calls."""
 
     function: Callable[..., Any]
     device: torch.device
@@ -144,18 +143,18 @@ class _Stopwatch:
 def engine_share(
     engine: ReferenceEngine, drafter: DSparkDrafter, prompts: Sequence[Sequence[int]]
 ) -> EngineShare:
-    """Times of the loop and of whole rounds inside `engine`, which drafts with `drafter`.
+    """Time the loop and whole rounds inside `engine`, which drafts with `drafter`.
 
     Rounds count while all of min(batch, prompts) slots are busy; prefills precede them. The share
-    is one of sums over rounds.
-    Raises DSparkError when fewer than two rounds were full.
+    is a ratio of sums over rounds.
+    Raises DSparkError if fewer than two rounds were full.
     """
     batch = min(engine.settings.batch, len(prompts))
     device = drafter.embed_weight.device
-    watches = {
-        name: _Stopwatch(getattr(drafter, name), device)
-        for name in ("forward_block", "draft", "base_logits", "confidence")
-    }
+    names = ["forward_block", "draft", "base_logits"]
+    if drafter.confidence_head is not None:
+        names.append("confidence")
+    watches = {name: _Stopwatch(getattr(drafter, name), device) for name in names}
     for name, watch in watches.items():
         object.__setattr__(drafter, name, watch)  # shadows the method on this object
     try:
@@ -177,7 +176,7 @@ def _engine_result(watches: dict[str, _Stopwatch], batch: int) -> EngineShare:
         )
     rounds = (begun[1:] - begun[:-1])[counted]
     spent = {name: np.array(watch.spent) for name, watch in watches.items()}
-    loop = (spent["draft"] - spent["base_logits"] - spent["confidence"])[counted]
+    loop = (spent["draft"] - spent["base_logits"] - spent.get("confidence", 0.0))[counted]
     found = {
         clock: Share(
             round_s=float(np.median(rounds[:, column])),
@@ -199,7 +198,7 @@ class _FixedRound:
     context: int
 
     def states(self) -> dict[str, Any]:
-        """Inputs that both variants use."""
+        """Return the inputs that both variants use."""
         drafter, rows = self.drafter, self.batch
         generator = torch.Generator().manual_seed(0)
         gamma = drafter.config.gamma
@@ -215,7 +214,7 @@ class _FixedRound:
         }
 
     def __call__(self, states: dict[str, Any], sequential: bool) -> None:
-        """Draft, verify and inject; the tokens verified are the same in both variants."""
+        """Draft, verify and inject; both variants verify the same tokens."""
         drafter, tokens, lens = self.drafter, states["tokens"], states["lens"]
         anchor = tokens[:, 0]
         h = drafter.forward_block(anchor, lens, states["context"], lens)
@@ -234,7 +233,7 @@ class _FixedRound:
 def direct_share(
     target: TargetModel, drafter: DSparkDrafter, *, batch: int, context: int, repeats: int
 ) -> DirectShare:
-    """Seconds a round takes with the sequential loop and without, at one batch and context.
+    """Time a round with the sequential loop and without, at one batch and context.
 
     The variants alternate, and the overhead is the median of the differences of neighbours, so
     that slow drifts of the machine cancel. share: overhead / round with the loop; its interval
@@ -257,7 +256,7 @@ def direct_share(
 
 
 def _bounded(parallel: Floats, sequential: Floats) -> BoundedShare:
-    """Share of the loop in rounds timed in pairs, [repeats] seconds each."""
+    """Return the loop's share in rounds timed in pairs, [repeats] seconds each."""
     repeats = len(parallel)
     drawn = np.random.default_rng(0).integers(0, repeats, size=(1000, repeats))
     extra = sequential - parallel
@@ -280,7 +279,7 @@ def compute(
     repeats: int,
     on_start: Callable[[str], None],
 ) -> OverheadResult:
-    """Both measurements of DSpark drafters by label, at the workload's batch, greedy.
+    """Measure DSpark drafters in both ways, by label, at the workload's batch, greedy.
 
     contexts: tokens before the block in the direct timings. on_start: called with each label.
     Stop tokens are ignored, so that all requests stay in flight.
@@ -334,7 +333,7 @@ def draw(result: OverheadResult) -> Figure:
 
 
 def page_tables(result: OverheadResult) -> list[Table]:
-    """A row for each drafter, way and clock."""
+    """Tabulate one row for each drafter, method and clock."""
     rows = [
         [row.label, str(row.gamma), way, f"{1e3 * found.round_s:.2f}", f"{1e3 * found.loop_s:.3f}",
          f"{found.share:.2%}"]
@@ -345,7 +344,7 @@ def page_tables(result: OverheadResult) -> list[Table]:
 
 
 def table(result: OverheadResult) -> list[RenderableType]:
-    """A line for each drafter."""
+    """Return one line for each drafter."""
     from rich.text import Text
 
     return [
@@ -358,7 +357,7 @@ def table(result: OverheadResult) -> list[RenderableType]:
 
 
 def _summary(result: OverheadResult) -> dict[str, Any]:
-    """The share in the engine, by wall time, of the first drafter timed."""
+    """Return the first drafter's share in the engine, by wall time."""
     return {"sequential_share": result.drafters[0].engine.wall.share}
 
 

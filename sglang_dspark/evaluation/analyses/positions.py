@@ -1,4 +1,4 @@
-"""Fig. 2 of the paper: acceptance by draft position, by domain and overall."""
+"""Compute Fig. 2 of the paper: acceptance by draft position, by domain and overall."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Point(Estimate):
-    """A chance, and the number of steps that it is of."""
+    """A chance, and the number of steps that it is taken over."""
 
     reached: int
 
@@ -48,12 +48,12 @@ class PositionsResult(TracedResult):
     cumulative: Curves
 
     def parts(self) -> tuple[tuple[str, Curves], ...]:
-        """Both, with what they are accepted given."""
+        """Return both curves, each with its words for labels."""
         return ("given drafts 1..k-1", self.curves), ("drafts 1..k", self.cumulative)
 
 
 def compute(traces: Mapping[str, Trace]) -> PositionsResult:
-    """Both chances of each drafter. Raises DSparkError when the traces are not comparable."""
+    """Compute both chances of each drafter. Raises DSparkError if the traces are not comparable."""
     require_comparable(list(traces.values()), list(traces))
     domains = next(iter(traces.values())).domains
     groups = {OVERALL: list(range(len(domains)))}
@@ -72,17 +72,17 @@ def compute(traces: Mapping[str, Trace]) -> PositionsResult:
 
 
 def _conditional(trace: Trace) -> tuple[Point, ...]:
-    """Position-wise conditional acceptance of one trace, all prompts in one group."""
+    """Compute position-wise conditional acceptance of one trace, all prompts in one group."""
     return _by_position(trace, lambda step, k: step.accepted >= k - 1)
 
 
 def _cumulative(trace: Trace) -> tuple[Point, ...]:
-    """Chance that drafts 1..k are accepted, likewise."""
+    """Compute the chance that drafts 1..k are accepted, all prompts in one group."""
     return _by_position(trace, lambda _step, _k: True)
 
 
 def _by_position(trace: Trace, counts: Callable[[Step, int], bool]) -> tuple[Point, ...]:
-    """Share of the verified drafts k that `counts` lets in whose step accepted k or more."""
+    """Return the share of verified drafts k selected by `counts` whose step accepted k or more."""
     resampler = Resampler(["all"] * len(trace.prompts))
     result = []
     for k in range(1, trace.gamma + 1):
@@ -98,9 +98,9 @@ def _by_position(trace: Trace, counts: Callable[[Step, int], bool]) -> tuple[Poi
 
 
 def draw(result: PositionsResult) -> Figure:
-    """Conditional acceptance above, cumulative below, a column for each domain."""
+    """Draw conditional acceptance above, cumulative below, a column for each domain."""
     groups = list(next(iter(result.curves.values())))
-    groups = groups if len(groups) > 2 else groups[1:]  # overall says the same of a single one
+    groups = groups if len(groups) > 2 else groups[1:]  # overall is the same as a single domain
     figure = new_figure(2.5 * len(groups) + 0.5, 5.2)
     grid = figure.subplots(2, len(groups), sharex=True, sharey=True, squeeze=False)
     for row, (name, curves) in zip(grid, result.parts(), strict=True):
@@ -126,7 +126,7 @@ def _line(axes: Axes, points: Sequence[Point], i: int, label: str) -> None:
 
 
 def page_tables(result: PositionsResult) -> list[Table]:
-    """A table of each chance, a column a position."""
+    """Tabulate each chance, with a column for each position."""
     found = []
     for name, curves in result.parts():
         rows = [

@@ -1,8 +1,8 @@
-"""Survival as a prediction of acceptance: bins, ECE with its floor, three readings of ROC-AUC.
+"""Judge survival as a prediction of acceptance: bins, ECE with its floor, three kinds of ROC-AUC.
 
 Survival a_k is compared with whether drafts 1..k were all accepted, for every verified draft.
-Three readings of ROC-AUC, because the usual one flatters: survival decreases along the block and so
-does acceptance, so a pooled AUC also rewards knowing k.
+There are three kinds of ROC-AUC, because the usual one flatters: survival decreases along the block
+and so does acceptance, so a pooled AUC also rewards knowing k.
     pooled       all positions together
     within       only pairs of the same position are compared, all positions counted by their pairs
     conditional  c_k alone against acceptance of draft k, where drafts 1..k-1 were accepted, pooled
@@ -35,7 +35,7 @@ _FLOOR_DRAWS = 50
 
 @dataclass(frozen=True)
 class Auc:
-    """ROC-AUC of survival; NaN where labels are all the same. by_position: [gamma]."""
+    """ROC-AUC of survival; NaN if all labels are the same. by_position: [gamma]."""
 
     pooled: Number
     within: Number
@@ -64,7 +64,7 @@ class Predictions:
 
     @classmethod
     def of(cls, data: Observations, calibration: Calibration) -> Predictions:
-        """Calibrated survival against outcomes of verified drafts."""
+        """Compare calibrated survival with the outcomes of verified drafts."""
         survival = predicted(data, calibration)  # [N, gamma]
         column = np.arange(1, data.gamma + 1)
         known = column <= data.verified[:, None]  # [N, gamma]
@@ -74,13 +74,13 @@ class Predictions:
         return cls(survival[known], label[known], position[known], request[known])
 
     def calibration(self, binning: Binning = "width") -> Estimate:
-        """ECE with its 95% bootstrap interval over requests."""
+        """Compute ECE with its 95% bootstrap interval over requests."""
         value = ece(self.survival, self.label, bins=BINS, binning=binning)
         interval = ece_interval(self.survival, self.label, self.request, bins=BINS, binning=binning)
         return Estimate(value, *interval)
 
     def curve(self) -> tuple[Bin, ...]:
-        """The bins that hold something."""
+        """Return the bins that are not empty."""
         place = bin_of(self.survival, bins=BINS, binning="width")
         rows = []
         for inside in (place == b for b in range(BINS)):
@@ -92,7 +92,7 @@ class Predictions:
         return tuple(rows)
 
     def auc(self) -> Auc:
-        """The area below the ROC of survival; positions with one label only weigh nothing."""
+        """Compute ROC-AUC of survival; positions with one label only have no weight."""
         each, weights = [], []
         for k in np.unique(self.position):
             chosen = self.position == k
@@ -107,7 +107,7 @@ class Predictions:
 
 
 def conditional_auc(data: Observations) -> float:
-    """ROC-AUC of the raw c_k for acceptance of draft k among steps that reached k."""
+    """Compute ROC-AUC of the raw c_k for acceptance of draft k among steps that reached k."""
     values, labels = [], []
     for k in range(1, data.gamma + 1):
         reached = data.known(k) & data.survived(k - 1)
@@ -117,10 +117,10 @@ def conditional_auc(data: Observations) -> float:
 
 
 def ece_floor(data: Observations, calibration: Calibration, seed: int = 0) -> float:
-    """ECE that a perfectly calibrated predictor would show on this much data, mean of draws.
+    """Compute the mean ECE that a perfectly calibrated predictor would show on this much data.
 
-    Acceptance is drawn from the predictions themselves, as a chain in each step. What a
-    measurement exceeds this by is miscalibration; the floor itself is sampling noise.
+    Acceptance is drawn from the predictions themselves, as a chain in each step. The excess of a
+    measurement over this floor is miscalibration; the floor itself is sampling noise.
     """
     generator = np.random.default_rng(seed)
     survival = predicted(data, calibration)  # [N, gamma]
@@ -136,7 +136,7 @@ def ece_floor(data: Observations, calibration: Calibration, seed: int = 0) -> fl
 
 
 def _share_interval(label: Floats, request: Ints, draws: int = 500) -> tuple[float, float]:
-    """95% bootstrap interval over requests of the mean of `label` [n]."""
+    """Return the 95% bootstrap interval over requests of the mean of `label` [n]."""
     _, owner = np.unique(request, return_inverse=True)
     hits, count = np.bincount(owner, weights=label), np.bincount(owner)
     n = len(count)

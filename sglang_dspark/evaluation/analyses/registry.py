@@ -1,4 +1,4 @@
-"""All analyses of drafters by name, in the order of the paper's section 4."""
+"""List all analyses of drafters by name, in the order of the paper's section 4."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ ANALYSES = {each.name: each for each in _ANALYSES}
 
 
 def of(result: Result) -> Analysis[Any]:
-    """The analysis that found a result."""
+    """Return the analysis of a result."""
     return ANALYSES[result.analysis]
 
 
 def read(metrics: Mapping[str, Any]) -> Result:
-    """The result in the `metrics` of a result file. Raises ValueError when they are none."""
+    """Read the result from a result file's `metrics`. Raises ValueError for another analysis."""
     name = metrics["analysis"]
     if name not in ANALYSES:
         raise ValueError(f"no analysis {name!r}; known: {', '.join(ANALYSES)}")

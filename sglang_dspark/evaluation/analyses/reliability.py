@@ -1,6 +1,6 @@
 """Measure how reliable confidence is (paper, Fig. 6): reliability, ECE and ROC-AUC of a trace.
 
-What is compared, and the readings of ROC-AUC, are those of `predictions`.
+The comparison and the kinds of ROC-AUC are those of `predictions`.
 """
 
 from __future__ import annotations
@@ -43,13 +43,16 @@ TITLES = {
     "followed": "STS+shift, followed",
 }
 _SHORT = {"before": "raw", "after": "STS", "shifted": "+shift", "followed": "own"}
-_ENOUGH = 30  # predictions in a bin, below which its share accepted says little
+_ENOUGH = 30  # predictions in a bin; with fewer, its share accepted is too noisy
 
 
 @dataclass(frozen=True)
 class Summary:
-    """One calibration. ECE says whether the level is right; the Brier score, mean (a - label)^2,
-    also punishes a calibration that gets there by telling good drafts from bad ones less."""
+    """One calibration.
+
+    ECE judges the level. The Brier score, mean (a - label)^2, also punishes a calibration that
+    reaches the level by separating good drafts from bad ones less.
+    """
 
     ece: Estimate
     ece_debiased: Number
@@ -66,8 +69,10 @@ class Summary:
 
 @dataclass(frozen=True)
 class Group:
-    """Verify steps of a domain: raw, STS, shift of each position with one temperature, and the
-    same with each request followed; None is a calibration that was not asked for."""
+    """Verify steps of a domain under each calibration; None for one that was not requested.
+
+    shifted: by position, with one temperature. followed: the same with each request's own shift.
+    """
 
     steps: int
     auc_conditional: Number
@@ -77,7 +82,7 @@ class Group:
     followed: Summary | None = None
 
     def variants(self) -> dict[str, Summary]:
-        """The calibrations that are there, in this order."""
+        """Return the calibrations present, in this order."""
         every = {"before": self.before, "after": self.after}
         every |= {"shifted": self.shifted, "followed": self.followed}
         return {name: found for name, found in every.items() if found is not None}
@@ -88,7 +93,7 @@ Groups = Mapping[str, Group]  # domain -> its steps; `overall` last
 
 @dataclass(frozen=True)
 class ReliabilityResult(Result):
-    """One drafter; prompts: how many it was judged on."""
+    """One drafter; prompts: number of prompts that it was judged on."""
 
     analysis: ClassVar[str] = "reliability"
     label: str
@@ -99,9 +104,9 @@ class ReliabilityResult(Result):
 
 
 def compute(label: str, trace: Trace, sts: StsFile | None) -> ReliabilityResult:
-    """Reliability of a trace before and after each step of a table.
+    """Measure the reliability of a trace before and after each step of a table.
 
-    Prompts that the table was fitted on are skipped. Raises DSparkError when none is left.
+    Prompts that the table was fitted on are skipped. Raises DSparkError if that leaves no prompt.
     """
     calibrations: dict[str, Calibration] = {}
     if sts is not None:
@@ -122,7 +127,7 @@ def compute(label: str, trace: Trace, sts: StsFile | None) -> ReliabilityResult:
 
 
 def _steps_of(table: StsTable) -> dict[str, Calibration]:
-    """The steps of a table, each of which is shown: temperatures, shifts, requests followed."""
+    """Return the steps of a table to show: temperatures, shifts, requests followed."""
     found = {"after": table.plain, "shifted": table.shifted}
     if table.request_spread > 0:
         found["followed"] = table.followed
@@ -130,7 +135,7 @@ def _steps_of(table: StsTable) -> dict[str, Calibration]:
 
 
 def reliability(trace: Trace, calibrations: Mapping[str, Calibration]) -> dict[str, Group]:
-    """Numbers by domain and overall: `before`, and under each named calibration of `Group`."""
+    """Summarise by domain and overall: `before`, and under each named calibration of `Group`."""
     data = observations(trace.generations, trace.gamma)
     groups = step_groups(trace, data)
     groups[OVERALL] = groups.pop(OVERALL)  # last
@@ -169,7 +174,7 @@ def _summary(data: Observations, calibration: Calibration) -> Summary:
 
 
 def held_out_summary(groups: Groups) -> dict[str, Any]:
-    """ECE, Brier score and AUCs by domain, for the calibration file; null is unknown."""
+    """Return ECE, Brier score and AUCs by domain, for the calibration file; null is unknown."""
     kept = ("ece", "ece_debiased", "ece_floor", "brier")
     found = {}
     for name, group in groups.items():
@@ -183,7 +188,7 @@ def held_out_summary(groups: Groups) -> dict[str, Any]:
 
 
 def draw(result: ReliabilityResult) -> Figure:
-    """Share accepted against survival, a panel a domain, a line a calibration."""
+    """Draw share accepted against survival, a panel per domain, a line per calibration."""
     figure, row = panels(len(result.groups), height=3.7)
     for axes, (name, group) in zip(row, result.groups.items(), strict=True):
         axes.plot([0, 1], [0, 1], color=GREY, lw=1)
@@ -203,7 +208,7 @@ def draw(result: ReliabilityResult) -> Figure:
 
 
 def _curve(axes: Axes, curve: tuple[Bin, ...], variant: str) -> None:
-    """A line through the bins that hold enough; the others are faint points, for what they tell."""
+    """Draw a line through the bins that hold enough, and the others as faint points."""
     i = list(TITLES).index(variant)
     colour, marker = COLOURS[i], MARKERS[i]
     full = [row for row in curve if row.count >= _ENOUGH]
@@ -220,7 +225,7 @@ def _curve(axes: Axes, curve: tuple[Bin, ...], variant: str) -> None:
 
 
 def page_tables(result: ReliabilityResult) -> list[Table]:
-    """ECE and Brier score of each calibration and the readings of ROC-AUC, by domain."""
+    """Tabulate ECE and Brier score of each calibration and the kinds of ROC-AUC, by domain."""
     names = list(result.groups[OVERALL].variants())
     rows = []
     for name, group in result.groups.items():
@@ -242,12 +247,12 @@ def page_tables(result: ReliabilityResult) -> list[Table]:
 
 
 def table(result: ReliabilityResult) -> list[RenderableType]:
-    """Values of this drafter for `lines`."""
+    """Return the terminal output of this drafter; see `lines`."""
     return lines(f"{result.label}: {result.prompts} held-out prompts", result.groups)
 
 
 def lines(title: str, groups: Groups) -> list[RenderableType]:
-    """A table of ECE with its floor and ROC-AUC by domain, and a line for each calibration."""
+    """Return a table of ECE with its floor and ROC-AUC by domain, and a line per calibration."""
     from rich.table import Table as Shown
     from rich.text import Text
 
@@ -276,7 +281,7 @@ def _line(variant: str, found: Summary) -> str:
 
 
 def _drafters_json(result: ReliabilityResult) -> dict[str, Any]:
-    """AUC overall, ECE by domain."""
+    """Return AUC overall and ECE by domain, for drafters.json."""
     auc = result.groups[OVERALL].before.auc
     found: dict[str, Any] = {"auc": auc.pooled, "auc_within_position": auc.within}
     for name in TITLES:

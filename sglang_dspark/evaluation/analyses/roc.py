@@ -1,8 +1,8 @@
-"""ROC of confidence: how well raw survival a_k separates accepted drafts from others.
+"""Compute the ROC of confidence: how well raw survival a_k separates accepted drafts from others.
 
 A point is (share of the rejected drafts above a threshold, share of the accepted ones above it).
 The areas are those of `predictions`: pooled over positions, within positions, and of each position.
-Only what was verified counts.
+Only verified drafts count.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ _POINTS = 60
 
 @dataclass(frozen=True)
 class RocAuc(Auc):
-    """With the conditional reading of `predictions`."""
+    """The ROC-AUCs of `predictions`, the conditional one included."""
 
     conditional: Number
 
 
 @dataclass(frozen=True)
 class Curve:
-    """Points of a ROC from (0, 0) to (1, 1); empty when all labels are the same."""
+    """Points of a ROC from (0, 0) to (1, 1); empty if all labels are the same."""
 
     false_positive: tuple[float, ...]
     true_positive: tuple[float, ...]
@@ -48,7 +48,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class Group:
-    """One drafter in one domain; drafts: how many were verified."""
+    """One drafter in one domain; drafts: number of verified ones."""
 
     auc: RocAuc
     curve: Curve
@@ -64,7 +64,7 @@ class RocResult(TracedResult):
 
 
 def compute(traces: Mapping[str, Trace]) -> RocResult:
-    """Curves and areas by domain and overall of drafters that tell a confidence."""
+    """Compute curves and areas by domain and overall, for drafters with a confidence."""
     require_comparable(list(traces.values()), list(traces))
     found = {}
     for label, trace in traces.items():
@@ -84,9 +84,9 @@ def compute(traces: Mapping[str, Trace]) -> RocResult:
 
 
 def roc_curve(value: Floats, label: Floats) -> Curve:
-    """At most 62 points of the ROC of value [n] for label [n] in {0, 1}.
+    """Return at most 62 points of the ROC of value [n] for label [n] in {0, 1}.
 
-    Equal values are passed together.
+    Equal values form one point.
     """
     order = np.argsort(-value, kind="stable")
     hits, misses = np.cumsum(label[order]), np.cumsum(1 - label[order])
@@ -101,7 +101,7 @@ def roc_curve(value: Floats, label: Floats) -> Curve:
 
 
 def draw(result: RocResult) -> Figure:
-    """True against false positives of survival, a panel a domain, a line a drafter."""
+    """Draw true against false positives of survival, a panel per domain, a line per drafter."""
     groups = list(next(iter(result.groups.values())))
     figure, row = panels(len(groups), height=3.4)
     for axes, group in zip(row, groups, strict=True):
@@ -121,7 +121,7 @@ def draw(result: RocResult) -> Figure:
 
 
 def page_tables(result: RocResult) -> list[Table]:
-    """The areas."""
+    """Tabulate the areas."""
     rows = [
         [label, group, *map(cells.number, (auc.pooled, auc.within, auc.conditional))]
         for label, parts in result.groups.items()

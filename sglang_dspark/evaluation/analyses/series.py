@@ -1,4 +1,4 @@
-"""tau along a series of drafters: by depth (paper, Fig. 3) and by proposal length (Fig. 4a)."""
+"""Compute tau along a series of drafters: by depth (paper, Fig. 3) or by length (Fig. 4a)."""
 
 from __future__ import annotations
 
@@ -29,21 +29,21 @@ class Point:
 
 @dataclass(frozen=True)
 class SeriesResult(Result):
-    """label -> points by ascending x. note: said in the figure's title."""
+    """label -> points by ascending x. note: shown in the figure's title."""
 
-    along: ClassVar[Literal["layers", "gamma"]]  # the drafter's fact that is x
+    along: ClassVar[Literal["layers", "gamma"]]  # the drafter's fact on the x axis
     x_label: ClassVar[str]
     curves: Mapping[str, tuple[Point, ...]]
     note: str | None = None
 
     def remarks(self) -> list[str]:
-        """The note."""
+        """Return the note, if any."""
         return [self.note] if self.note else []
 
 
 @dataclass(frozen=True)
 class DepthResult(SeriesResult):
-    """tau against the number of drafter layers, one series a kind of drafter."""
+    """tau against the number of drafter layers, one series for each kind of drafter."""
 
     analysis: ClassVar[str] = "depth"
     along = "layers"
@@ -52,7 +52,7 @@ class DepthResult(SeriesResult):
 
 @dataclass(frozen=True)
 class LengthResult(SeriesResult):
-    """tau against the proposal length gamma, one series a head."""
+    """tau against the proposal length gamma, one series for each head."""
 
     analysis: ClassVar[str] = "length"
     along = "gamma"
@@ -63,9 +63,9 @@ S = TypeVar("S", bound=SeriesResult)
 
 
 def compute(result: type[S], series: Sequence[tuple[str, Trace]], note: str | None = None) -> S:
-    """tau along `result.along`; traces of one series share their label.
+    """Compute tau along `result.along`; traces of one series share their label.
 
-    Raises DSparkError when the traces have other prompts, targets or sampling.
+    Raises DSparkError if the traces have other prompts, targets or sampling.
     """
     require_comparable([trace for _, trace in series], [label for label, _ in series])
     curves: dict[str, list[Point]] = {}
@@ -84,7 +84,7 @@ def compute(result: type[S], series: Sequence[tuple[str, Trace]], note: str | No
 
 
 def draw(result: SeriesResult) -> Figure:
-    """tau against a whole number, one line a series: macro average first, then each domain."""
+    """Draw tau against x, one line per series: macro average first, then each domain."""
     curves = result.curves
     groups = list(next(iter(curves.values()))[0].tau)
     groups = [groups[-1], *groups[:-1]]
@@ -106,7 +106,7 @@ def draw(result: SeriesResult) -> Figure:
 
 
 def page_tables(result: SeriesResult) -> list[Table]:
-    """A row a point."""
+    """Tabulate one row for each point."""
     points = [(label, p) for label, line in result.curves.items() for p in line]
     groups = list(points[0][1].tau)
     rows = [

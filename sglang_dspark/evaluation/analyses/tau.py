@@ -1,4 +1,4 @@
-"""Table 1 of the paper: tau by domain and drafter, and the first drafter's ratio to the others."""
+"""Compute Table 1 of the paper: tau by domain and drafter, the first one's ratio to the others."""
 
 from __future__ import annotations
 
@@ -40,19 +40,19 @@ class TauResult(TracedResult):
 
     @property
     def groups(self) -> list[str]:
-        """Domains, then macro."""
+        """List the domains, then macro."""
         return list(next(iter(self.tau.values())))
 
     def estimates(self, label: str) -> dict[str, Estimate]:
-        """tau of a drafter with its interval, by group."""
+        """Return tau of a drafter with its interval, by group."""
         bounds = self.interval[label]
         return {name: Estimate(tau, *bounds[name]) for name, tau in self.tau[label].items()}
 
 
 def compute(traces: Mapping[str, Trace]) -> TauResult:
-    """tau of each drafter, on the same draws for all.
+    """Compute tau of each drafter, on the same draws for all.
 
-    Raises DSparkError when the traces have other prompts, targets or sampling.
+    Raises DSparkError if the traces have other prompts, targets or sampling.
     """
     labels = list(traces)
     require_comparable(list(traces.values()), labels)
@@ -73,11 +73,11 @@ def compute(traces: Mapping[str, Trace]) -> TauResult:
 
 
 def draw(result: TauResult) -> Figure:
-    """Bars by domain, one of each drafter; of as many drafters as colours, a row each."""
+    """Draw bars by domain, one of each drafter; with as many drafters as colours, a row each."""
     if len(result.tau) >= len(COLOURS):
         return _draw_rows(result)
     labels, groups = list(result.tau), result.groups
-    across = max(1.1 + 0.36 * len(labels) * len(groups), 6.4)  # the least that the caption needs
+    across = max(1.1 + 0.36 * len(labels) * len(groups), 6.4)  # the least width for the caption
     figure, (axes,) = panels(1, width=across, height=3.3)
     width = 0.82 / len(labels)
     for i, label in enumerate(labels):
@@ -102,7 +102,7 @@ def draw(result: TauResult) -> Figure:
 
 
 def _draw_rows(result: TauResult) -> Figure:
-    """Draw by how much each other drafter's tau exceeds the first one's, macro average."""
+    """Draw how much each other drafter's tau exceeds the first one's, macro average."""
     first, *others = result.tau
     over = [_inverse(result.ratio[f"{first}/{each}"][MACRO]) for each in others]
     more = [Estimate(*(100 * (part - 1) for part in astuple(each))) for each in over]
@@ -124,7 +124,7 @@ def _inverse(ratio: Estimate) -> Estimate:
 
 
 def page_tables(result: TauResult) -> list[Table]:
-    """tau, and the ratios where there is more than one drafter."""
+    """Tabulate tau, and the ratios if there is more than one drafter."""
     groups = result.groups
     found = [Table(["tau", *groups], _tau_rows(result))]
     if result.ratio:
@@ -133,7 +133,7 @@ def page_tables(result: TauResult) -> list[Table]:
 
 
 def table(result: TauResult) -> list[RenderableType]:
-    """tau and ratios in one table."""
+    """Show tau and ratios in one table."""
     from rich.table import Table as Shown
 
     shown = Shown(title="tau, tokens per verify step with the bonus (95% over prompts)")

@@ -1,4 +1,4 @@
-"""Fig. 5 of the paper: acceptance rate and tau when drafts are admitted above a threshold."""
+"""Compute Fig. 5 of the paper: acceptance rate and tau if drafts are admitted above a threshold."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ Rule = Literal["survival", "conditional"]
 
 @dataclass(frozen=True)
 class Curve:
-    """By threshold, [points] each; `steps` is how many verify steps they are of.
+    """Estimates by threshold, [points] each, over `steps` verify steps.
 
     admitted_share: admitted drafts of all drafts.
     """
@@ -65,12 +65,12 @@ def compute(
     rule: Rule = "survival",
     points: int = 50,
 ) -> ThresholdsResult:
-    """Curves over `points` thresholds in [0, 1).
+    """Compute curves over `points` thresholds in [0, 1).
 
     rule "survival" admits draft k while a_k > t, "conditional" while c_k > t. calibrations:
     for some of the labels. Admission shortens a chain and cannot change which drafts before
-    the cut are accepted, so a trace that verified everything shows exactly what each of its steps
-    would have yielded; that a shorter window moves later anchors is not followed.
+    the cut are accepted, so a trace that verified everything shows exactly how many tokens each of
+    its steps would have yielded. The later anchors that a shorter window moves are not simulated.
     Raises DSparkError for a trace with shortened windows or without a confidence.
     """
     grid = np.linspace(0.0, 1.0, points, endpoint=False)
@@ -97,7 +97,7 @@ def compute(
 
 
 def _admitted(data: Observations, table: Calibration, rule: Rule, grid: Floats) -> Floats:
-    """Drafts admitted in each step at each threshold: [points, N]."""
+    """Count the drafts admitted in each step at each threshold: [points, N]."""
     value = apply_numpy(data.logits, table)  # [N, gamma]
     if rule == "conditional":
         scaled = (data.logits + table.shift) / np.array(table.temperatures)
@@ -106,13 +106,13 @@ def _admitted(data: Observations, table: Calibration, rule: Rule, grid: Floats) 
 
 
 def _curve(data: Observations, admitted: Floats, keep: NDArray[np.bool_], prompts: int) -> Curve:
-    """Curves over the grid for the steps `keep` [N], with intervals over prompts."""
+    """Compute curves over the grid for the steps `keep` [N], with intervals over prompts."""
     owner = data.request[keep]
     present = np.unique(owner)
     resampler = Resampler(["all"] * len(present), draws=500)
 
     def by_prompt(weights: Floats) -> Floats:
-        """Sums over the steps of each prompt that has some."""
+        """Sum over the steps of each prompt with steps."""
         return np.bincount(owner, weights, minlength=prompts)[present].astype(np.float64)
 
     steps = by_prompt(np.ones(len(owner)))
@@ -127,7 +127,7 @@ def _curve(data: Observations, admitted: Floats, keep: NDArray[np.bool_], prompt
 
 
 def draw(result: ThresholdsResult) -> Figure:
-    """Acceptance rate and tau side by side, a row a drafter, a line a domain."""
+    """Draw acceptance rate and tau side by side, a row for each drafter, a line for each domain."""
     t, rows = np.array(result.thresholds), len(result.curves)
     figure = new_figure(7.6, 2.6 * rows + 0.6)
     grid = figure.subplots(rows, 2, sharex=True, squeeze=False)
@@ -154,7 +154,7 @@ def _line(axes: Axes, t: Floats, points: tuple[Estimate, ...], i: int, group: st
 
 
 def page_tables(result: ThresholdsResult) -> list[Table]:
-    """Acceptance rate and tau at four thresholds."""
+    """Tabulate acceptance rate and tau at four thresholds."""
     grid = result.thresholds
     chosen = [min(range(len(grid)), key=lambda i: abs(grid[i] - t)) for t in (0, 0.25, 0.5, 0.75)]
     rows = []

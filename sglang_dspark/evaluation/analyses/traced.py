@@ -1,4 +1,4 @@
-"""Parts that the analyses of traces share: origin, tau by domain, groups of verify steps."""
+"""Share code between the analyses of traces: origin, tau by domain, groups of verify steps."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class TracedResult(Result):
 def origin(
     traces: Mapping[str, Trace],
 ) -> tuple[str, dict[str, Any], dict[str, int], dict[str, DrafterFacts]]:
-    """The fields of a `TracedResult`, in their order."""
+    """Return the fields of a `TracedResult`, in their order."""
     first = next(iter(traces.values()))
     prompts = {name: first.domains.count(name) for name in dict.fromkeys(first.domains)}
     drafters = {label: trace.drafter for label, trace in traces.items()}
@@ -39,10 +39,10 @@ def origin(
 
 
 def counts_by_prompt(trace: Trace) -> tuple[Floats, Floats]:
-    """Tokens that the verify steps yielded, and the number of steps: [prompts] each.
+    """Count the tokens that the verify steps yielded, and the steps: [prompts] each.
 
-    A replayed answer ends its last windows early (`replay`). Those steps are skipped: where the
-    anchor stands decides it, never what was accepted there.
+    A replayed answer ends its last windows early (`replay`). Those steps are skipped: the position
+    of the anchor decides it, never the acceptance there.
     """
     full = [[s for s in g.steps if s.verify_len == trace.gamma] for g in trace.generations]
     steps = np.array([len(each) for each in full], dtype=np.float64)
@@ -51,9 +51,9 @@ def counts_by_prompt(trace: Trace) -> tuple[Floats, Floats]:
 
 
 def tau_draws(traces: Mapping[str, Trace]) -> dict[str, dict[str, Floats]]:
-    """label -> domain or macro -> [draws + 1] values of tau, on the same draws for all labels.
+    """Draw tau on the same draws for all labels: label -> domain or macro -> [draws + 1] values.
 
-    Raises DSparkError when a domain has no verify step.
+    Raises DSparkError if a domain has no verify step.
     """
     resampler = Resampler(next(iter(traces.values())).domains)
     drawn = {}
@@ -69,7 +69,7 @@ def tau_draws(traces: Mapping[str, Trace]) -> dict[str, dict[str, Floats]]:
 
 
 def step_groups(trace: Trace, data: Observations) -> dict[str, NDArray[np.bool_]]:
-    """Steps [N] of all domains, under `overall`, then those of each domain."""
+    """Select the steps [N] of all domains, under `overall`, then those of each domain."""
     domain = np.array(trace.domains)[data.request]
     groups: dict[str, NDArray[np.bool_]] = {OVERALL: np.ones(len(domain), dtype=bool)}
     return {**groups, **{name: domain == name for name in dict.fromkeys(trace.domains)}}

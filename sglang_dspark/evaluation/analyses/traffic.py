@@ -1,10 +1,10 @@
-"""Confidence when traffic changes: one domain's requests, then another's, by the recorded steps.
+"""Measure confidence when traffic changes from one domain to another, on recorded steps.
 
 The table is left as fitted, learned on online, or learned on with each request's own shift as a
-server does it. Drafts are admitted by the survivals that each of them gives, at a server's step
-times, and only admitted drafts teach. As in `thresholds`, a shorter window yields what it would
-have yielded of the recorded step; that it moves later anchors is not followed. K is of the present
-step's survivals, where a server takes those of an earlier one.
+server does it. Drafts are admitted by each variant's survivals, at a server's step
+times, and only admitted drafts are learned from. As in `thresholds`, a shorter window yields its
+part of the recorded step; the later anchors that it moves are not simulated. K uses the present
+step's survivals, while a server uses those of an earlier one.
 
 Requests are drawn anew for each replay, with replacement; all calibrations replay the same ones.
 """
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 DRAWS = 100
-SETTLING = 30  # steps of the batch that count as the start of the traffic, and as the change
+SETTLING = 30  # first steps of the batch at the start of the traffic, and at the change
 BINS = 10
 WINDOWS = ("before", "change", "after")
 VARIANTS = {
@@ -52,10 +52,10 @@ VARIANTS = {
 
 @dataclass(frozen=True)
 class Window:
-    """One part of the traffic by one calibration.
+    """One part of the traffic under one calibration.
 
-    ece: of survivals, all replays together. predicted, accepted: mean survival, share accepted.
-    drafts: admitted by a request and step. over_fixed: tokens a second over the fixed table's.
+    ece: of survivals, over all replays. predicted, accepted: mean survival, share accepted.
+    drafts: admitted per request and step. over_fixed: ratio of tokens/s to the fixed table's.
     """
 
     ece: Number
@@ -67,8 +67,10 @@ class Window:
 
 @dataclass(frozen=True)
 class TrafficResult(Result):
-    """variant -> window -> what was found. fitted_on: the table's data. requests: of each domain in
-    a replay."""
+    """variant -> window -> figures.
+
+    fitted_on: the table's data. requests: of each domain in a replay.
+    """
 
     analysis: ClassVar[str] = "traffic"
     label: str
@@ -80,7 +82,7 @@ class TrafficResult(Result):
     windows: Mapping[str, Mapping[str, Window]]
 
     def remarks(self) -> list[str]:
-        """Say what comes after what."""
+        """Name the domains in order, and the batch."""
         first, then = self.requests
         return [f"{first}, then {then}, {self.batch} at a time"]
 
@@ -126,7 +128,7 @@ def compute(
     """Replay both domains' requests of a trace, `batch` at a time.
 
     table: of the trace's sampling; costs: a server's step times. Raises DSparkError for a domain
-    that the trace lacks, for costs of another gamma, or where a window holds no step.
+    that the trace lacks, for costs of another gamma, or if a window has no step.
     """
     if costs.gamma != trace.gamma:
         raise DSparkError(f"step times of gamma {costs.gamma}, the trace's is {trace.gamma}")
@@ -155,7 +157,7 @@ def compute(
 
 
 def no_table(gamma: int) -> StsTable:
-    """Return what a server without a table begins with: the head's own confidences."""
+    """Return the initial table of a server without one: the head's own confidences."""
     zero, one = (0.0,) * gamma, (1.0,) * gamma
     return StsTable(
         one, {}, "nothing", 0, 0, (0,) * gamma, zero, zero, 0.0, one, {}, request_spread=SPREAD
@@ -193,11 +195,11 @@ def _calibration(table: StsTable, variant: str, batch: int) -> OnlineCalibration
 def _replay(
     queue: Sequence[_Request], batch: int, table: StsTable, model: CostModel, variant: str
 ) -> dict[str, _Sums]:
-    """Sums by window of one replay."""
+    """Return the sums by window of one replay."""
     gamma = model.table.gamma
     calibration, workspace = _calibration(table, variant, batch), Workspace(batch, gamma)
     sums = {name: _Sums() for name in WINDOWS}
-    since: int | None = None  # the second domain began
+    since: int | None = None  # step at which the second domain began
     for t, (rows, generations, steps) in enumerate(_batches(queue, batch)):
         if since is None and any(request.changed for request, _ in steps):
             since = t
@@ -231,7 +233,7 @@ def _window_of(t: int, since: int | None) -> str | None:
 def _batches(
     queue: Sequence[_Request], batch: int
 ) -> Iterator[tuple[Counts, Counts, list[tuple[_Request, int]]]]:
-    """Yield rows and generations [R] and each request's next step; a free row takes the next."""
+    """Yield rows and generations [R] and each request's next step; refill free rows in order."""
     waiting = list(enumerate(queue))[::-1]
     active: dict[int, tuple[int, _Request, int]] = {}  # row -> generation, request, next step
     while waiting or active:
@@ -267,7 +269,7 @@ def _rate(sums: _Sums) -> float:
 
 
 def draw(result: TrafficResult) -> Figure:
-    """ECE and tokens a second over the fixed table's, by window, a line a calibration."""
+    """Draw ECE and tokens/s over the fixed table's, by window, a line for each calibration."""
     figure = new_figure(7.6, 3.3)
     left, right = figure.subplots(1, 2)
     place = np.arange(len(WINDOWS))
@@ -302,7 +304,7 @@ def _parts(found: Estimate) -> tuple[float, float, float]:
 
 
 def page_tables(result: TrafficResult) -> list[Table]:
-    """ECE and what it does to tokens a second, a row a calibration and window."""
+    """Tabulate ECE and its effect on tokens/s, one row for each calibration and window."""
     rows = [
         [
             VARIANTS[name],
@@ -319,7 +321,7 @@ def page_tables(result: TrafficResult) -> list[Table]:
 
 
 def table(result: TrafficResult) -> list[RenderableType]:
-    """The page's table in the terminal."""
+    """Show the page's table in the terminal."""
     from rich.table import Table as Shown
 
     (found,) = page_tables(result)

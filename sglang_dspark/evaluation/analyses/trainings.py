@@ -1,7 +1,7 @@
 """Compare recipes that were each trained several times, such as from three seeds.
 
 Drafters of one label are trainings of one recipe, and the i-th of two labels are a pair. tau of a
-recipe is the geometric mean over its trainings. Its interval by trainings is the t interval, by
+recipe is the geometric mean over its trainings. Its interval over trainings is the t interval, over
 prompts the bootstrap of that mean: neither contains the other's variance.
 """
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class OverTrainings:
-    """each: of every training. by_trainings, by_prompts: their mean with both intervals."""
+    """each: value of every training. by_trainings, by_prompts: their mean with both intervals."""
 
     each: tuple[float, ...]
     by_trainings: Estimate
@@ -39,8 +39,11 @@ class OverTrainings:
 
 @dataclass(frozen=True)
 class TrainingsResult(Result):
-    """drafters: label -> its trainings. tau: label -> domain or macro; ratio: `FIRST/OTHER` -> the
-    same, paired by training and by prompt."""
+    """Trainings and results by label.
+
+    drafters: label -> its trainings. tau: label -> domain or macro; ratio: `FIRST/OTHER` -> the
+    same, paired by training and by prompt.
+    """
 
     analysis: ClassVar[str] = "trainings"
     prompts: Mapping[str, int]
@@ -50,15 +53,15 @@ class TrainingsResult(Result):
 
     @property
     def groups(self) -> list[str]:
-        """Domains, then macro."""
+        """List the domains, then macro."""
         return list(next(iter(self.tau.values())))
 
 
 def compute(trained: Sequence[tuple[str, Trace]]) -> TrainingsResult:
     """Compute tau of each recipe and the first one's ratio to the others.
 
-    Raises DSparkError when the traces have other prompts, targets or sampling, when a drafter is
-    named twice, or when the recipes were not trained equally often, three times at least.
+    Raises DSparkError if the traces have other prompts, targets or sampling, if a drafter is
+    named twice, or unless all recipes have the same number of trainings, at least three.
     """
     require_comparable([trace for _, trace in trained], [label for label, _ in trained])
     recipes: dict[str, list[Trace]] = {}
@@ -96,7 +99,7 @@ def _require_trainings(recipes: Mapping[str, Sequence[Trace]]) -> None:
 def _over(
     trainings: Sequence[Mapping[str, Floats]], under: Sequence[Mapping[str, Floats]] | None = None
 ) -> dict[str, OverTrainings]:
-    """tau by group, or its ratio to the tau of other trainings."""
+    """Compute tau by group, or its ratio to the tau of other trainings."""
     found = {}
     for group in trainings[0]:
         values = np.stack([each[group] for each in trainings])  # [trainings, draws + 1]
@@ -113,7 +116,7 @@ def _over(
 
 
 def draw(result: TrainingsResult) -> Figure:
-    """Draw one dot a training and the mean with its interval by trainings, by domain."""
+    """Draw one dot per training and the mean with its interval over trainings, by domain."""
     figure = new_figure(7.2, 3.3)
     axes = figure.subplots()
     step = 0.8 / len(result.tau)

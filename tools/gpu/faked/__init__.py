@@ -1,1 +1,1 @@
-"""A faked GPU, under which servers start, compile and answer without one: `tools/gpu/README.md`."""
+"""A faked GPU on which servers start, compile and answer without a real one (tools/gpu/README)."""

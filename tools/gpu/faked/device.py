@@ -1,7 +1,7 @@
-"""torch believes in an H200: tensors stay on the CPU, streams, events and graphs do nothing.
+"""Make torch report an H200: tensors stay on the CPU; streams, events and graphs do nothing.
 
-A graph runs what it captures once and replays nothing, so answers are noise. What is shown is that
-everything imports, compiles for sm_90, is captured and answers.
+A graph runs its work once, at capture, and replays nothing, so answers are noise. The fake shows
+that servers import, compile for sm_90, capture graphs and answer.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ HERE = SimpleNamespace(
 
 
 class Stream:
-    """Everything is done at once."""
+    """A stream whose work is complete at once."""
 
     device, stream_id, priority = torch.device("cpu"), 0, 0
     cuda_stream = property(lambda self: id(self) & 0xFFFF)
@@ -48,7 +48,7 @@ class Stream:
 
 
 class Event:
-    """Was reached."""
+    """An event that is always complete."""
 
     cuda_event = 0
 
@@ -72,21 +72,21 @@ class Graph:
 
 
 class Generator(torch.Generator):
-    """A generator of the device is one of the CPU."""
+    """A CPU generator in place of the device's."""
 
     def __new__(cls, device: Any = "cpu") -> Generator:
         return super().__new__(cls, _here(device))
 
 
 class Nothing(contextlib.nullcontext):  # type: ignore[type-arg]
-    """A context for any arguments."""
+    """A context that accepts any arguments and does nothing."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
         super().__init__()
 
 
 class OnTheCpu(TorchFunctionMode):
-    """`cuda` means the CPU; what is not initialised is zero; indices stay inside."""
+    """Map `cuda` to the CPU, initialise empty tensors to zero, and clamp indices to the tensor."""
 
     def __torch_function__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = {name: _here(each) for name, each in (kwargs or {}).items()}
@@ -118,7 +118,7 @@ def _here(value: Any) -> Any:
 
 
 def fake_device() -> None:
-    """From now on, in all threads of this process."""
+    """Install the faked device in all threads of this process."""
     stream = Stream()
     answers: dict[str, Any] = {
         "is_available": True, "device_count": 1, "current_device": 0, "is_initialized": True,
@@ -159,7 +159,7 @@ def fake_device() -> None:
 
 
 def _fake_groups() -> None:
-    """Process groups by gloo."""
+    """Create all process groups with gloo."""
     groups: Any = torch.distributed
     first, more = groups.init_process_group, groups.new_group
 

@@ -1,7 +1,7 @@
 """Prepare an environment in which SGLang's servers start on a faked GPU.
 
-It takes a network, a C compiler and 9 GB of disk; 5 to 15 minutes the first time. A second call
-continues where the first stopped, or checks what is there. The folder then holds `venv` (the GPU
+It requires a network, a C compiler, 9 GB of disk, and 5 to 15 minutes the first time. A second call
+continues where the first stopped, or checks a complete folder. The folder then has `venv` (the GPU
 machine's packages, `machine.txt`), `home` ($KIT_HOME with the parcel of `tools/gpu/pack`), `stub`
 (a `libcuda.so.1` of empty functions), `cuda` (a link to the toolkit) and `ready`.
 `tools/gpu/faked/python` runs this environment's Python.
@@ -28,7 +28,7 @@ from tools.gpu.packing.wheels import PYTHONS
 
 ROOT = Path(__file__).resolve().parents[3]
 PACKAGES = Path(__file__).with_name("machine.txt")
-# nvcc of PyPI, where no toolkit is installed; with torch's runtime wheel they make up a toolkit.
+# nvcc of PyPI, if no toolkit is installed; with torch's runtime wheel they form a toolkit.
 TOOLKIT = (
     "nvidia-cuda-nvcc==13.0.88",
     "nvidia-cuda-crt==13.0.88",
@@ -48,17 +48,17 @@ class Environment:
 
     @property
     def python(self) -> Path:
-        """The interpreter of the virtual environment."""
+        """Return the interpreter of the virtual environment."""
         return self.folder / "venv" / "bin" / "python"
 
     @property
     def site(self) -> Path:
-        """The installed parcel of SGLang."""
+        """Return the folder of the installed parcel of SGLang."""
         return self.folder / "home" / "sglang"
 
 
 def main() -> int:
-    """Return 0 when the environment is ready, 1 after one line that says what is missing."""
+    """Prepare; return 0 if the environment is ready, or 1 after printing the error on one line."""
     options = _options()
     here = Environment(options.folder.resolve(), options.downloads.resolve())
     ready = here.folder / "ready"
@@ -95,9 +95,9 @@ def driver_functions(libraries: Sequence[Path]) -> list[str]:
 
 
 def write_stub(libraries: Sequence[Path], folder: Path) -> None:
-    """Compile a `libcuda.so.1` whose functions return 0, for what `libraries` import of it.
+    """Compile a `libcuda.so.1` of the functions that `libraries` import from it; all return 0.
 
-    Raises DSparkError when there is no library or the compiler fails.
+    Raises DSparkError if there is no library or the compiler fails.
     """
     if not libraries:
         raise DSparkError("the parcel has no library of sgl_kernel; run tools/gpu/pack again")
@@ -144,8 +144,9 @@ def _options() -> argparse.Namespace:
 
 
 def _default_python() -> str:
-    """Return python3.12 where it runs (a version manager's command may only say why it does not),
-    else this interpreter."""
+    """Return python3.12 if it runs, else this interpreter.
+
+    A version manager's python3.12 may exist and only print an error."""
     try:
         done = subprocess.run(["python3.12", "--version"], capture_output=True)
     except FileNotFoundError:
@@ -154,7 +155,7 @@ def _default_python() -> str:
 
 
 def _require_compiler() -> None:
-    """Raise DSparkError where the compilers of Triton's launchers and JIT modules are missing."""
+    """Raise DSparkError if the compilers of Triton's launchers and JIT modules are missing."""
     absent = [name for name in ("cc", "c++", "nm") if shutil.which(name) is None]
     if absent:
         raise DSparkError(f"no {', '.join(absent)}: install gcc, g++ and binutils")
@@ -179,7 +180,7 @@ def _install_packages(here: Environment, python: str) -> str:
 
 
 def _link_toolkit(here: Environment, toolkit: Path) -> None:
-    """Link the toolkit as `cuda`; install PyPI's where `toolkit` has no nvcc."""
+    """Link the toolkit as `cuda`; install PyPI's if `toolkit` has no nvcc."""
     found = find_toolkit([toolkit])
     if found is None:
         ask = "import sysconfig; print(sysconfig.get_path('purelib'))"
@@ -221,7 +222,7 @@ def _install_parcels(here: Environment, version: str, *, models: bool) -> None:
 
 
 def _import_server(here: Environment) -> str:
-    """Import what a server imports first; return the versions and the faked device."""
+    """Import a server's first modules; return the versions and the faked device."""
     code = (
         "import sglang.kernels.jit.utils, sgl_kernel, torch, transformers, triton\n"
         "print(torch.cuda.get_device_name(), '(faked), torch', torch.__version__, 'Triton',"
@@ -234,7 +235,7 @@ def _import_server(here: Environment) -> str:
 
 
 def _pip_install(here: Environment, wanted: Sequence[str]) -> None:
-    """Download wheels into `downloads` and install them from there alone."""
+    """Download wheels into `downloads` and install them from there, without an index."""
     here.downloads.mkdir(parents=True, exist_ok=True)
     kept = ["--find-links", str(here.downloads), "--only-binary=:all:", "--quiet"]
     pip = [str(here.python), "-m", "pip"]
@@ -245,7 +246,7 @@ def _pip_install(here: Environment, wanted: Sequence[str]) -> None:
 def _output(command: Sequence[str], variables: dict[str, str] | None = None) -> str:
     """Run a command in the tree; return its stdout.
 
-    Raises DSparkError with the last line of its stderr when it fails.
+    If it fails, raises DSparkError with its last ERROR line, else with the last line of stderr.
     """
     given = {**os.environ, "PYTHONPATH": str(ROOT)} if variables is None else variables
     try:

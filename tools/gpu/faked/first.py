@@ -3,8 +3,8 @@
     tools/gpu/faked/python -m tools.gpu.faked.first
 
 Shapes, loads and traces are small, and waits long: two cores compile for minutes. Rows are those of
-the stage. Its answers are noise, so that it says wrong tokens and ends with status 1; what fails
-otherwise (a start, a request without an answer, a trace without steps) would fail on a GPU.
+the stage. Its answers are noise, so it reports wrong tokens and ends with status 1. Other failures
+(a start, a request without an answer, a trace without steps) would occur on a GPU too.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from tools.gpu.kit import first, ladder, rounds, sampled, steps
 from tools.gpu.kit.servers import Load
 
 _STAGE_S, _START_S, _ROUND_S, _ANSWER_S = 3600.0, 900.0, 300.0, 600.0
-_POOL = "--max-total-tokens=4096"  # it is this machine's memory
+_POOL = "--max-total-tokens=4096"  # the pool is in this machine's memory
 
 
 def main() -> int:
-    """Return the stage's status."""
+    """Run the stage with small loads and return its status."""
     os.environ.setdefault("KIT_SECONDS", f"{_STAGE_S:.0f}")
     ladder.READY_S = ladder.AGAIN_S = first.READY_S = first.AGAIN_S = _START_S
     rounds.ROUND_S = _ROUND_S

@@ -1,7 +1,7 @@
-"""Kernels under the faked GPU: Triton's and SGLang's JIT modules compile for sm_90 and do nothing.
+"""Fake kernels: Triton's and SGLang's JIT modules compile for sm_90 and do nothing.
 
-What compiled, and what did not, is a line each on stderr. Our greedy acceptance and admission give
-what their references do, as lengths that cannot be would end a step.
+Each success or failure to compile is a line on stderr. Our greedy acceptance and admission return
+their references' results, because invalid lengths would end a step.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def _tell(line: str) -> None:
 
 
 class _Driver:
-    """Of an H200 on which nothing is launched."""
+    """A Triton driver of an H200 that launches nothing."""
 
     class utils:  # noqa: N801
         """Device properties that Triton reads."""
@@ -56,7 +56,7 @@ class _Driver:
 
 
 def fake_triton() -> None:
-    """Launches compile, of an autotuned kernel the first variant."""
+    """Make Triton's launches compile only; an autotuned kernel compiles its first variant."""
     triton.runtime.driver.set_active(_Driver())
     run = JITFunction.run
 
@@ -77,7 +77,7 @@ def fake_triton() -> None:
 
 
 def fake_sglang() -> None:
-    """Operators of sgl_kernel do nothing; JIT modules are built and do nothing."""
+    """Replace sgl_kernel's operators and, after building them, JIT modules by no-ops."""
     import sgl_kernel
 
     sgl_kernel.rmsnorm = lambda x, *_, out=None, **__: torch.zeros_like(x) if out is None else out
@@ -112,7 +112,7 @@ def fake_sglang() -> None:
 
 
 def _factory() -> str:
-    """Return the call of the function that loads a JIT module, as Python would write it."""
+    """Return the call of the function that loads a JIT module as a Python expression."""
     frame = sys._getframe(2)  # the caller of `load_jit`
     named = inspect.getargvalues(frame)
     values = ", ".join(f"{name}={named.locals[name]!r}" for name in named.args)
@@ -127,7 +127,7 @@ class _Idle:
 
 
 def fake_ours() -> None:
-    """Our operators are chosen, and two give what they should."""
+    """Choose our operators, and let two also return their references' results."""
     from sglang_dspark.kernels import accept_greedy, admission, platform
 
     platform.runs_on = lambda device: True
@@ -139,7 +139,7 @@ def fake_ours() -> None:
         expected = accept_greedy.accept_greedy_torch(ids, rows, logits, lens, width)
         for each, right in zip(out, expected, strict=True):
             each.copy_(right)
-        out.accepted.zero_()  # of slots that a captured step has no requests for
+        out.accepted.zero_()  # empty slots of a captured step
         out.emitted.fill_(1)
 
     def admitted(logits: Any, terms: Any, drafts: int) -> Any:

@@ -2,11 +2,11 @@
 
     tools/gpu/faked/python -m tools.gpu.faked.rehearse [ARM...]
 
-Each arm of `configs/serve` serves a small made-up target with the kit's flags and answers requests
-of every kind (`kit/sampled.py`) that it answers without FlashInfer. A JSON row per arm has the JIT
-modules with their factories and seconds, the Triton kernels and the kinds of requests that were not
-answered. Answers are noise.
-Status 1: a server did not start, a kind was not answered or something did not compile.
+Each arm of `configs/serve` serves a small made-up target with the kit's flags and gets requests of
+every kind (`kit/sampled.py`) that it supports without FlashInfer. A JSON row per arm has the JIT
+modules with their factories and seconds, the Triton kernels and the kinds of requests without an
+answer. Answers are noise.
+Status 1: a server did not start, a kind was not answered or a kernel did not compile.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ from tools.gpu.packing.arrival import kit_home
 
 SMOLLM = "smollm"
 ARMS = ("plain", "dspark", "mtp1", "upstream-dspark-static")
-# Without FlashInfer, which is not sent, a request of these kinds ends the server.
+# Without FlashInfer, which is not sent, requests of these kinds end the server.
 _FLASHINFER = {
     "mtp1": {*KINDS, MIXED} - {"greedy"},
     "upstream-dspark-static": {kind for kind, asked in KINDS.items() if "top_p" in asked} | {MIXED},
 }
 USERS, TOKENS = (4,), 24
 PROMPT = 80  # tokens: SGLang replays a prefill graph of 128 tokens from 64 on
-_POOL = "--max-total-tokens=8192"  # it is this machine's memory
+_POOL = "--max-total-tokens=8192"  # the pool is in this machine's memory
 _READY_S = 900.0  # two cores compile for minutes
 _ANSWER_S = 300.0
 _COMPILED = re.compile(r"TRITON compiled (\S+)")
@@ -53,7 +53,7 @@ _BUILT = re.compile(r"JIT built (\(.*?\)) by (\S+\.[\w]+\(.*\)) in ([\d.]+) s")
 
 
 def main() -> int:
-    """Print one row per arm; return 1 when any row has a fault."""
+    """Print one row per arm; return 1 if any row has a fault."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("arms", nargs="*", metavar="ARM", default=ARMS)
     parser.add_argument(
@@ -98,9 +98,9 @@ def rehearsed(arm: str, target: Path, drafters: dict[str, Path], logs: Path) -> 
 
 
 def unanswered(url: str, kinds: Sequence[str]) -> dict[str, str]:
-    """Send a batch of each kind; return the kinds without an answer."""
+    """Send a batch of each kind; return the kinds without an answer, with the reason."""
     found: dict[str, str] = {}
-    first = count(5)  # no prompt begins as an earlier one, so that none is cached
+    first = count(5)  # first tokens differ, so that no prompt is cached
     for kind in kinds:
         asked = list(KINDS.values()) if kind == MIXED else [KINDS[kind]] * max(USERS)
         body = {
@@ -121,7 +121,7 @@ def unanswered(url: str, kinds: Sequence[str]) -> dict[str, str]:
 
 
 def compiled(log: str) -> dict[str, Any]:
-    """Read from a server's log what was compiled: JIT modules and names of Triton kernels."""
+    """Read JIT modules and names of Triton kernels that were compiled from a server's log."""
     modules = {name: (call, float(seconds)) for name, call, seconds in _BUILT.findall(log)}
     return {
         "jit": [

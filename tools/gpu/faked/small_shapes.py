@@ -1,7 +1,7 @@
-"""Shapes that this machine's CPU serves and that need the same kernels as the real ones.
+"""Shapes that this machine's CPU can serve and that need the same kernels as the real ones.
 
-Heads, head size and gamma stay: SGLang's JIT modules are compiled for them. Layers are as few as
-DSPARK's feature layers allow.
+Heads, head size and gamma are unchanged: SGLang's JIT modules are compiled for them. Layers are as
+few as DSPARK's feature layers allow.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ def small(shape: Shape, **given: int) -> Shape:
 
 
 def shrink_shapes() -> None:
-    """Replace the shapes of real models, so that the kit's stages make and serve small ones.
+    """Replace the shapes of real models, so that the kit's stages build and serve small ones.
 
-    The hidden size shrinks too, as a stage serves up to 128 users, and so do the expert layers.
+    Hidden size and expert layers shrink too, because a stage serves up to 128 users.
     """
     for name, shape in SHAPES.items():
         if shape.hidden > _HIDDEN:

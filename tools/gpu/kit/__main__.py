@@ -1,4 +1,4 @@
-"""`tools/gpu/run`: the kit's command line."""
+"""Run the kit's stages: `tools/gpu/run`."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ from tools.gpu.packing.arrival import kit_home, take_in
 
 
 def main() -> int:
-    """Status 0 when every stage that could run ended well, 1 when one failed or a piece was
-    damaged, 2 for a name that is none."""
+    """Run the chosen stages; return 0, 1 if a stage failed or a piece is damaged, 2 for a bad name.
+
+    A stage that cannot run yet is no failure."""
     began, options = time.monotonic(), _options()
     known = {stage.name: stage for stage in STAGES}
     for name in options.stages:
@@ -35,7 +36,7 @@ def main() -> int:
         chosen,
         Places(options.stamps, out, home),
         options.commit or _commit(),
-        seconds=options.seconds - (time.monotonic() - began),  # pieces took some of them
+        seconds=options.seconds - (time.monotonic() - began),  # without the time for pieces
         again=bool(options.stages) or options.out is None,
     )
     if failed:
@@ -63,7 +64,7 @@ def _options() -> argparse.Namespace:
 
 
 def _commit() -> str:
-    """The tree's commit; `unknown` where it came without git's folder."""
+    """Return the tree's commit; `unknown` if it has no .git."""
     done = subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True
     )

@@ -1,8 +1,8 @@
 """Let a plain SGLang server of the target write prompts and answer them, into the trainer's store.
 
-Token ids go to the server and come back, many requests a call, so nothing is written as text and
-read again. The store keeps tokens alone; training computes the target's states in each step. What
-was answered before is kept: a later call goes on with the rest.
+Calls send and return token ids, many requests each, so answers are not detokenised and tokenised
+again. The store keeps only tokens; training computes the target's states in each step. Earlier
+answers are kept: a later call continues with the rest.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from sglang_dspark.training.prompts import Prompt, require_chat_template, user_t
 from sglang_dspark.training.store import Response
 from tools.gpu.kit.servers import server_of
 
-USERS = {"cuda": 256, "cpu": 8}  # requests that the server runs at once
-CLIENTS = 4  # calls in flight, of a batch each, so that the server never waits for one
+USERS = {"cuda": 256, "cpu": 8}  # running requests of the server
+CLIENTS = 4  # calls in flight, of a batch each, so that the server never idles
 BATCH = {"cuda": 128, "cpu": 8}
-OWN_PROMPTS = 16_000  # that the target writes, at most
-_WORDS = 120  # tokens of a prompt that the target writes, at most
-_OWN_SHARE = 0.25  # of the time for answers, to write prompts
+OWN_PROMPTS = 16_000  # most prompts that the target writes
+_WORDS = 120  # most tokens of a prompt that the target writes
+_OWN_SHARE = 0.25  # share of the time for answers in which prompts are written
 _CALL_S = 120.0
 # Without these SGLang may apply the cuts of the model's generation_config.
 _WHOLE = {"top_p": 1.0, "top_k": -1, "min_p": 0.0}
@@ -56,10 +56,10 @@ class Call:
 def answered(
     cfg: RunConfig, device: str, logs: Path, ready_s: float, answers_s: float
 ) -> dict[str, Any]:
-    """Start a plain server, answer what the store lacks for `answers_s`, and stop it.
+    """Start a plain server, answer unanswered prompts for `answers_s` seconds, and stop it.
 
-    Returns counts and speeds. Raises DSparkError when the server is not ready within `ready_s` or
-    does not answer; the end of its log is on stderr.
+    Returns counts and speeds. Raises DSparkError if the server is not ready within `ready_s` or
+    does not answer, and prints the end of its log on stderr.
     """
     users = USERS[device]
     server = ServerProcess(server_of("plain", cfg.data.target, {}, device, (users,), logs), logs)
@@ -78,9 +78,9 @@ def answered(
 def with_server(
     cfg: RunConfig, url: str, left: Callable[[], float], batch: int = BATCH["cuda"]
 ) -> dict[str, Any]:
-    """Write prompts where the run has none yet, and answer what its store lacks.
+    """Write the run's own prompts if they are missing, and answer those that its store lacks.
 
-    left: seconds that this may still take; calls in flight are waited for.
+    left: returns the seconds left. Calls in flight are awaited.
     """
     found: dict[str, Any] = {}
     own = cfg.data.self_prompts
@@ -90,7 +90,7 @@ def with_server(
         found["prompts_written"] = write_prompts(cfg, url, lambda: ends - time.monotonic(), batch)
     skipped: list[str] = []
     plan = plan_answers(cfg, AutoConfig.from_pretrained(str(cfg.data.target)), skipped.append)
-    todo = [prompt for prompt in plan.todo if not prompt.later]  # of one turn
+    todo = [prompt for prompt in plan.todo if not prompt.later]  # single-turn
     began, tokens, lock = time.monotonic(), 0, Lock()
 
     def keep(prompts: tuple[Prompt, ...], answers: list[list[int]]) -> None:
@@ -120,7 +120,7 @@ def with_server(
 
 
 def write_prompts(cfg: RunConfig, url: str, left: Callable[[], float], batch: int) -> int:
-    """Let the target write user turns into `data.self_prompts`; return how many differ."""
+    """Let the target write user turns into `data.self_prompts`; count the distinct ones."""
     tokenizer = AutoTokenizer.from_pretrained(str(cfg.data.target))
     require_chat_template(tokenizer, cfg.data.target)
     stop = stop_token_ids(cfg.data.target, tokenizer)
@@ -139,14 +139,14 @@ def write_prompts(cfg: RunConfig, url: str, left: Callable[[], float], batch: in
 
 
 def in_batches(items: Iterable[T], size: int) -> Iterator[tuple[T, ...]]:
-    """Yield so many items at a time, in the end fewer."""
+    """Yield tuples of `size` items; the last may be shorter."""
     source = iter(items)
     while found := tuple(islice(source, size)):
         yield found
 
 
 def response(prompt: Prompt, ids: Sequence[int]) -> Response:
-    """Return an answer as the store keeps it without states."""
+    """Build the store's record of an answer, without states."""
     tokens = torch.tensor([*prompt.ids, *ids])
     none = torch.empty(len(tokens), 0, dtype=torch.bfloat16)
     zeros = torch.zeros(len(tokens))
@@ -157,9 +157,9 @@ def response(prompt: Prompt, ids: Sequence[int]) -> Response:
 def while_time(
     items: Iterable[T], use: Callable[[T], None], left: Callable[[], float], clients: int = CLIENTS
 ) -> None:
-    """Use items on several threads, each the next one, none after the time is over.
+    """Call `use` on the items in order from several threads until the time is up.
 
-    Raises what `use` raises; no thread begins another item then.
+    Raises what `use` raises; then no thread begins another item.
     """
     source, lock, failed = iter(items), Lock(), False
 
@@ -188,7 +188,7 @@ def while_time(
 def post(url: str, calls: Sequence[Call]) -> list[list[int]]:
     """Return the server's tokens for each prompt, the stop token included.
 
-    Raises DSparkError when it does not answer each of them.
+    Raises DSparkError if it does not answer each of them.
     """
     body = {
         "input_ids": [list(call.ids) for call in calls],

@@ -1,8 +1,8 @@
-"""Pack the files that a stage leaves next to its rows: server logs, traces, kernel caches.
+"""Pack the files that a stage writes besides its rows: server logs, traces, kernel caches.
 
 A call returns few files of limited size, so files are packed into parts, each a `.tar.xz` that can
-be unpacked alone. Kernel caches go the other way too: parts that come with a later call are
-unpacked before anything compiles. Standard library only.
+be unpacked alone. Kernel caches can be sent back: parts that arrive with a later call are unpacked
+before kernels compile. Standard library only.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from pathlib import Path
 LOGS, CACHES = "logs", "caches"
 PART_BYTES = 15 << 20  # a call returns files of 16 MiB at most
 PARTS = {LOGS: 2, CACHES: 3}  # with a stage's rows and the call's own log: seven files of eight
-_SLACK = 1 << 20  # xz keeps up to so much before it writes
+_SLACK = 1 << 20  # most bytes that xz buffers before it writes
 _SOURCES = (".ttir", ".ttgir", ".llir", ".ptx", ".o", ".cu", ".cpp", ".ninja", ".lock", ".source")
 
 
 def cache_variables(home: Path) -> dict[str, str]:
-    """Return variables by which Triton and SGLang keep compiled kernels in `home/caches`.
+    """Return variables that place Triton's and SGLang's kernel caches in `home/caches`.
 
-    Triton's index has absolute paths, so parts are of use where `home` is the same.
+    Triton's index has absolute paths, so parts can be used only under the same `home`.
     """
     caches = home / CACHES
     return {
@@ -34,10 +34,10 @@ def cache_variables(home: Path) -> dict[str, str]:
 
 
 def pack_folder(folder: Path, out: Path, name: str, say: Callable[[str], None]) -> list[Path]:
-    """Pack a folder into `out/NAME-1.tar.xz` and so on; the parts' paths.
+    """Pack a folder into `out/NAME-1.tar.xz`, `-2`, ... and return the parts' paths.
 
-    Larger files come last, and what exceeds `PARTS[name]` parts is skipped and named. Files of
-    Triton's and SGLang's caches that a cache hit does not read are skipped.
+    Smaller files are packed first. Files beyond `PARTS[name]` parts are skipped and reported. Files
+    of Triton's and SGLang's caches that a cache hit does not read are skipped.
     """
     parts: list[Path] = []
     files = sorted(_wanted(folder), key=lambda file: file.stat().st_size)
@@ -51,12 +51,12 @@ def pack_folder(folder: Path, out: Path, name: str, say: Callable[[str], None]) 
 
 
 def unpack_parts(folder: Path, name: str, into: Path) -> list[str]:
-    """Unpack `folder/NAME-*.tar.xz` into a folder; one line for each part that is damaged."""
+    """Unpack `folder/NAME-*.tar.xz` into a folder; return a line for each damaged part."""
     wrong = []
     for part in sorted(folder.glob(f"{name}-*.tar.xz")):
         into.mkdir(parents=True, exist_ok=True)
         try:
-            # Nothing of a part that is cut off: a cache would use half a kernel.
+            # Discard a truncated part as a whole: a cache would use a partial kernel.
             with tempfile.TemporaryDirectory(dir=into) as scratch:
                 with tarfile.open(part) as archive:
                     archive.extractall(scratch, filter="data")
@@ -73,7 +73,7 @@ def _wanted(folder: Path) -> Iterator[Path]:
 
 
 def _fill(path: Path, files: Iterable[Path], root: Path) -> list[Path]:
-    """Pack files until the part is full; those left."""
+    """Pack files until the part is full; return the remaining ones."""
     left = list(files)
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}")
@@ -90,6 +90,6 @@ def _fill(path: Path, files: Iterable[Path], root: Path) -> list[Path]:
 
 
 def _packed_bound(file: Path) -> int:
-    """Bytes that a file may take in a part: traces are packed already, text shrinks fivefold."""
+    """Bound a file's bytes in a part: traces are compressed already, text shrinks fivefold."""
     size = file.stat().st_size
     return size if file.suffix in (".gz", ".so", ".cubin") else size // 3

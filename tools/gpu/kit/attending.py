@@ -1,11 +1,11 @@
-"""Greedy answers of a target that attends, by plain decoding and by the scheduled server.
+"""Compare greedy answers of a target that attends, by plain decoding and by the scheduled server.
 
 Every token of such a target (`models.ATTENDS`) depends on all KV rows before it. So equal answers
-show that verify windows, KV slots and KV rows are right, which a target that says its table cannot.
+show that verify windows, KV slots and KV rows are right; answers from a table cannot show it.
 
-Two right servers differ by rounding: their products and sums have other shapes. Where two answers
-part, the plain server is asked for the margin of the two tokens' logits behind the common prefix.
-A parting with a margin within `near_tie` is rounding; any other fails.
+Two correct servers differ by rounding, because their products and sums have other shapes. Where two
+answers differ first, the plain server returns the margin of the two tokens' logits after the common
+prefix. A difference with a margin within `near_tie` is rounding; any other fails.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from sglang_dspark.models.simulated import SPECIALS
 from tools.gpu.kit.sampled import post
 from tools.gpu.kit.servers import COUNTERS_S, admitted
 
-REQUESTS = 8  # of a load, at least: one user sends them one after the other
+REQUESTS = 8  # fewest of a load: one user sends them one after the other
 PROMPT_TOKENS, ANSWER_TOKENS = (8, 48), (16, 40)  # fewest and most; both vary within a batch
-# Two logits, each rounded differently by two servers, by two spacings of the dtype at most. Margins
-# of the 0.6B target in bfloat16 deviate from float32's by 1.6 spacings, by 4.5 in the worst of 87.
+# Two servers round each of two logits differently, by two spacings of the dtype at most. Margins of
+# the 0.6B target in bfloat16 deviate from float32's by 1.6 spacings, by 4.5 in the worst of 87.
 _NEAR_TIE_SPACINGS = 8
 _DTYPES = {"cuda": torch.bfloat16, "cpu": torch.float32}  # of the servers' logits
 _ZERO_LOGIT = SPECIALS.index("<s>")  # the LM head's rows of special tokens are zero
@@ -38,7 +38,7 @@ _ZERO_LOGIT = SPECIALS.index("<s>")  # the LM head's rows of special tokens are 
 
 @dataclass(frozen=True)
 class Answers:
-    """Greedy answers of one server: token ids, and verify steps and drafts by its own counts."""
+    """Greedy answers of one server: token ids, and verify steps and drafts by its counters."""
 
     ids: list[list[int]]
     steps: int = 0
@@ -58,7 +58,7 @@ class Parting:
 
 @dataclass(frozen=True)
 class Margin:
-    """The distance of plain decoding's logits of two tokens, and the larger one's size."""
+    """The distance of plain decoding's logits of two tokens, and the larger magnitude."""
 
     value: float
     logit: float
@@ -73,11 +73,11 @@ def agreement(
 ) -> Iterator[dict[str, Any]]:
     """Yield a row for each load of `users` requests at once; a row that fails has `failed`.
 
-    model: folder of the target that both serve. device: `cuda` or `cpu`, which names the dtype of
-    their logits. Both servers are frozen before and after. Rows: `requests`; `tokens` asked for;
-    `compared`, those up to the first parting of each answer; `equal` answers; `near_ties`;
-    `largest_margin` of a parting, null without one; `tau`, `accepted`, `rejected` drafts. A load in
-    which no draft was accepted, or none rejected, shows nothing and fails.
+    model: folder of the target that both serve. device: `cuda` or `cpu`, which sets the dtype of
+    their logits. Both servers are frozen before and after. Rows: `requests`; requested `tokens`;
+    `compared`, those up to the first difference of each answer; `equal` answers; `near_ties`;
+    `largest_margin` of a difference, null without one; `tau`, `accepted`, `rejected` drafts. A load
+    without accepted drafts, or without rejected ones, shows nothing and fails.
     """
     vocabulary = int(json.loads((model / "config.json").read_text())["vocab_size"])
     for load in users:
@@ -90,9 +90,9 @@ def agreement(
 
 
 def passes(rows: Sequence[Mapping[str, Any]]) -> bool:
-    """Return whether all answers of all loads are right and some load is a proof.
+    """Return whether all answers of all loads are right and at least one load is a proof.
 
-    A load whose drafts do not pay has none accepted: right answers, which prove nothing alone.
+    If drafts do not pay at a load, none is accepted: its answers can be right but prove nothing.
     """
     right = [row.get("equal", 0) + row.get("near_ties", 0) == row.get("requests") for row in rows]
     return all(right) and any("failed" not in row for row in rows)
@@ -101,7 +101,7 @@ def passes(rows: Sequence[Mapping[str, Any]]) -> bool:
 def one_load(
     plain: ServerProcess, scheduled: ServerProcess, users: int, vocabulary: int, dtype: torch.dtype
 ) -> dict[str, Any]:
-    """The row of one load, without its name. Raises DSparkError when a server does not answer."""
+    """Measure one load's row, without its name. Raises DSparkError if a server does not answer."""
     prompts, lengths = requests_of(users, vocabulary)
     expected = answers_of(plain, prompts, lengths, users)
     found = answers_of(scheduled, prompts, lengths, users)
@@ -110,7 +110,7 @@ def one_load(
 
 
 def requests_of(users: int, vocabulary: int) -> tuple[list[list[int]], list[int]]:
-    """Random prompts, and how many tokens each asks for: the same for the same arguments."""
+    """Draw random prompts and the tokens that each requests; equal for equal arguments."""
     draws = np.random.default_rng(users)
     count = users * -(-REQUESTS // users)
     sizes = draws.integers(PROMPT_TOKENS[0], PROMPT_TOKENS[1] + 1, count)
@@ -121,7 +121,7 @@ def requests_of(users: int, vocabulary: int) -> tuple[list[list[int]], list[int]
 def answers_of(
     server: ServerProcess, prompts: list[list[int]], lengths: list[int], users: int
 ) -> Answers:
-    """Greedy answers in batches of `users`, by a server that is frozen before and after."""
+    """Get greedy answers in batches of `users` from a server that is frozen before and after."""
     server.resume()
     try:
         before, answers = admitted(server), []
@@ -147,7 +147,7 @@ def answers_of(
 def partings(
     plain: Sequence[Sequence[int]], scheduled: Sequence[Sequence[int]], lengths: Sequence[int]
 ) -> list[Parting]:
-    """Find the first place where answers part. Raises DSparkError where one is too short."""
+    """Find the first difference of each two answers. Raises DSparkError if one is too short."""
     parted = []
     for request, (expected, found, length) in enumerate(
         zip(plain, scheduled, lengths, strict=True)
@@ -170,7 +170,7 @@ def margins_of(
     answers: list[list[int]],
     parted: Sequence[Parting],
 ) -> list[Margin]:
-    """Of each parting, by the plain server behind the prefix that both answers share."""
+    """Measure the margin of each difference on the plain server, after the common prefix."""
     if not parted:
         return []
     body = {
@@ -191,7 +191,9 @@ def margins_of(
 
 
 def margin(parted: Parting, entries: Sequence[Sequence[Any]]) -> Margin:
-    """entries: [log-probability, token, ...] of both tokens and of one whose logit is zero."""
+    """Compute a margin. entries: [log-probability, token, ...] of both tokens and of `_ZERO_LOGIT`.
+
+    The last one's logit is zero."""
     logprobs = {int(token): float(value) for value, token, *_ in entries}
     first, second = (
         logprobs[token] - logprobs[_ZERO_LOGIT] for token in (parted.plain, parted.scheduled)
@@ -200,7 +202,7 @@ def margin(parted: Parting, entries: Sequence[Sequence[Any]]) -> Margin:
 
 
 def near_tie(logit: float, dtype: torch.dtype) -> float:
-    """The margin up to which rounding can decide between logits of this size."""
+    """Return the largest margin of logits of this size that rounding can decide."""
     spacing = torch.finfo(dtype).eps * 2.0 ** math.floor(math.log2(max(abs(logit), 1.0)))
     return _NEAR_TIE_SPACINGS * spacing
 
@@ -212,11 +214,11 @@ def judged(
     margins: Sequence[Margin],
     dtype: torch.dtype,
 ) -> dict[str, Any]:
-    """A load's figures, and `failed` with a line that says why where it is no proof."""
+    """Return a load's figures, and `failed` with the reason in one line if it is no proof."""
     wrong = [
         (each, margin)
         for each, margin in zip(parted, margins, strict=True)
-        if not margin.value <= near_tie(margin.logit, dtype)  # NaN, too, is wrong
+        if not margin.value <= near_tie(margin.logit, dtype)  # NaN is wrong too
     ]
     rejected = found.verified - found.accepted
     unread = sum(lengths[each.request] - each.position for each in parted)

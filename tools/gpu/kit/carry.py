@@ -1,4 +1,4 @@
-"""A trained drafter comes back in files below 16 MiB: `tools/gpu/join FOLDER OUT` joins them.
+"""Send a trained drafter back in files below 16 MiB, which `tools/gpu/join FOLDER OUT` joins.
 
 They are the pieces of `packing/pieces.py`, with SHA-256 of each and of the whole in the manifest.
 """
@@ -18,7 +18,7 @@ MOST = 15 << 20  # bytes of a file
 
 
 def send(name: str, drafter: Path, folder: Path) -> dict[str, int]:
-    """Cut a drafter's files into `folder`: bytes by name of each piece."""
+    """Split a drafter's files into pieces in `folder`; return the bytes of each piece by name."""
 
     def fill(files: Path) -> None:
         shutil.copytree(drafter, files, dirs_exist_ok=True)
@@ -29,10 +29,10 @@ def send(name: str, drafter: Path, folder: Path) -> dict[str, int]:
 
 
 def join(folder: Path, out: Path) -> list[Path]:
-    """Make the drafters of `folder` again, each a folder of its name in `out`.
+    """Join the drafters of `folder`, each into a folder of its name in `out`.
 
-    Raises DSparkError where there are none, a piece is missing or damaged, or the drafter's folder
-    is there already.
+    Raises DSparkError if there are none, a piece is missing or damaged, or the drafter's folder
+    exists already.
     """
     parcels = read_manifest(folder)
     if not parcels:
@@ -51,7 +51,7 @@ def join(folder: Path, out: Path) -> list[Path]:
 
 
 def main() -> int:
-    """Status 0, and the folders' names, or 1 after one line of what was wrong."""
+    """Join; return 0 after printing the folders, or 1 after printing the error on one line."""
     parser = argparse.ArgumentParser(prog="tools/gpu/join", description=__doc__)
     parser.add_argument("folder", type=Path, help="of the pieces, such as results/train")
     parser.add_argument("out", type=Path, help="where the drafter's folder is made")

@@ -17,7 +17,7 @@ from sglang_dspark.benchmarks.experts import ceilings
 
 
 def found() -> dict[str, Any]:
-    """Versions everywhere; memory and ceilings where there is a CUDA device."""
+    """Return versions, and memory and ceilings if there is a CUDA device."""
     versions = {"python": platform.python_version(), "torch": torch.__version__}
     about: dict[str, Any] = {"device": device_name(), **versions, "triton": triton.__version__}
     if torch.cuda.is_available():
@@ -30,12 +30,12 @@ def found() -> dict[str, Any]:
 
 
 def device_name() -> str:
-    """The GPU's name, or that there is none."""
+    """Return the GPU's name, or "no CUDA device"."""
     return torch.cuda.get_device_name() if torch.cuda.is_available() else "no CUDA device"
 
 
 def seconds_left() -> Callable[[], float]:
-    """Return a function of the seconds that the stage may still take, counted from now on."""
+    """Return a function that returns the seconds left to the stage, counted from this call."""
     ends = time.monotonic() + float(os.environ.get("KIT_SECONDS", "120"))
     return lambda: ends - time.monotonic()
 

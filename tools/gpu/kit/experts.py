@@ -1,9 +1,9 @@
 """Time expert products and a layer of DeepSeek-V4-Flash's shape next to their peers.
 
-Each kind is compared with float64 first, and every kernel is compiled in processes side by side;
-then rows are printed as soon as they are timed, with the share of what the device reaches.
+Each kind is compared with float64 first, and all kernels are compiled in parallel processes. Then
+each row is printed when it is timed, with the share of the device's measured ceiling.
 Without a device the comparison runs in Triton's interpreter, and rows are the least times of an
-H100 by its data sheet. Ends with status 1 where a kind is off.
+H100 by its data sheet. Ends with status 1 if a kind is off.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def main() -> int:
 
 
 def prepare(device: str, seconds: float) -> bool:
-    """Compare every kind and compile what will be timed; return whether nothing was off."""
+    """Compare every kind and compile all timed kernels; return whether no kind is off."""
     jobs: dict[str, Callable[[], Any]] = {
         kind: partial(experts.correctness, device, [kind]) for kind in SLIM.kinds
     }
@@ -77,7 +77,7 @@ def prepare(device: str, seconds: float) -> bool:
 
 
 def compiling() -> dict[str, Callable[[], int]]:
-    """Jobs that compile the kernels of one kind and count of tokens each."""
+    """Return jobs that compile the kernels of one kind and number of tokens each."""
     return {
         f"compiling {kind}, {tokens} tokens": partial(
             experts.compile_kernels, replace(SLIM, kinds=(kind,), tokens=(tokens,))
@@ -88,7 +88,7 @@ def compiling() -> dict[str, Callable[[], int]]:
 
 
 def print_until(rows: Iterator[dict[str, Any]], left: Callable[[], float]) -> bool:
-    """Print rows while there is time; return whether those were all."""
+    """Print rows while time is left; return whether all were printed."""
     for row in rows:
         say(row=row)
         if left() < _ENDING_S:

@@ -1,12 +1,12 @@
-"""Serve one target of a real model's shape in every way, and measure all that servers can show.
+"""Serve one target of a real model's shape by every arm, and measure all figures of servers.
 
-Servers start once. In order, each result printed as soon as it exists: checks of the machine;
-models, while kernels compile; the scheduled server and plain decoding, started together; right
-tokens and speed at every load; then MTP-1 and SGLang's own DSPARK, and rounds of all four in turn,
-greedy and sampled; step times and traces; a target whose layers attend, served with drafts and
-without; sampled requests of every kind. A scheduled server that fails goes down a ladder of starts
-(`ladder.py`) and the others are measured all the same.
-Without a GPU a tiny target is served on the CPU, and nothing is said to be measured.
+Servers start once. In order, each result printed at once: checks of the machine; models, while
+kernels compile; the scheduled server and plain decoding, started together; right tokens and speed
+at every load; then MTP-1 and SGLang's own DSPARK, and rounds of all four in turn, greedy and
+sampled; step times and traces; sampled requests of every kind; a target whose layers attend, served
+with drafts and without. A scheduled server that fails is started by the next rung of `ladder.py`;
+the other servers are still measured.
+Without a GPU a tiny target is served on the CPU, and the output has `measured: false`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from tools.gpu.kit.steps import Traced, step_rows, table_of, traced
 from tools.gpu.packing.arrival import kit_home
 
 PLAIN = "plain"
-LATER = {"cuda": ("mtp1", "upstream-dspark-static"), "cpu": ("mtp1",)}  # SGLang's refuses a CPU
+LATER = {"cuda": ("mtp1", "upstream-dspark-static"), "cpu": ("mtp1",)}  # SGLang's needs a GPU
 REPEATS = 3
 LOADS = {
     "cuda": (QWEN3_4B, Load((1, 8, 32, 128), REPEATS, 128, 128), (8, 32)),
@@ -51,16 +51,16 @@ TRACES = {
     "cpu": ((Cell(2, "greedy"),), Traced(prompt=16, answer=200, steps=8)),
 }
 ATTENDED = (1, 8, 48)
-# For several servers on one device: 128 requests of 256 tokens.
+# Several servers share one device: 128 requests of 256 tokens each.
 _MEMORY = ("--mem-fraction-static=0.9", "--max-total-tokens=32768")
-# Seconds kept back for what comes later.
+# Seconds reserved for later parts.
 _TRACES_S, _ATTENDING_S, _END_S = 40.0, 90.0, 10.0
 _COMPILE_S = 120.0
 
 
 @dataclass(frozen=True)
 class Stage:
-    """Parameters of every part of the stage. left: seconds that it may still take."""
+    """Parameters of every part of the stage. left: returns the seconds left to it."""
 
     device: str
     home: Path
@@ -70,7 +70,7 @@ class Stage:
 
     @property
     def logs(self) -> Path:
-        """Folder of server logs, step log and traces."""
+        """Return the folder of server logs, step log and traces."""
         return self.home / "logs"
 
 
@@ -87,10 +87,10 @@ def main() -> int:
 
 
 def prepare(stage: Stage) -> Path:
-    """Make the models while modules are imported and JIT modules compile; the models' folder.
+    """Build the models while modules are imported and JIT modules compile; return their folder.
 
-    Both run as processes of their own; their rows go to this stage's output. One that takes too
-    long is ended: what it left undone happens when servers start.
+    Imports and compilation run as own processes, whose rows go to this stage's output. A process
+    that exceeds its time is killed: servers do the remaining work when they start.
     """
     modules = ["tools.gpu.kit.preflight"]
     modules += ["tools.gpu.kit.jit_modules"] if stage.device == "cuda" else []
@@ -111,7 +111,7 @@ def prepare(stage: Stage) -> Path:
 
 
 def serve_all(stage: Stage, models: Path, sampled_users: Sequence[int]) -> bool:
-    """Start, measure and stop the servers of the 4B target; whether all was right."""
+    """Start, measure and stop the servers of the 4B target; return whether all was right."""
     drafters = {"dspark": models / "dspark", "mtp": models / "mtp"}
     specs = {
         arm: _shared(stage, server_of(arm, models / "target", drafters, stage.device,
@@ -148,7 +148,7 @@ def serve_all(stage: Stage, models: Path, sampled_users: Sequence[int]) -> bool:
 
 
 def start_two(ladder: Ladder, plain: ServerProcess) -> dict[str, ServerProcess]:
-    """Start the scheduled server and plain decoding together; those that came up, frozen."""
+    """Start the scheduled server and plain decoding together; return the ready ones, frozen."""
     ladder.begin()
     plain.start()
     up: dict[str, ServerProcess] = {}
@@ -161,7 +161,7 @@ def start_two(ladder: Ladder, plain: ServerProcess) -> dict[str, ServerProcess]:
 
 
 def add(up: dict[str, ServerProcess], arm: str, server: ServerProcess, limit_s: float) -> bool:
-    """Wait for a server and freeze it; whether it came up. One that did not is a row."""
+    """Wait for a server and freeze it; return whether it is ready. A failure is a row."""
     try:
         seconds = server.wait_ready(max(1.0, limit_s))
     except DSparkError as error:
@@ -180,9 +180,9 @@ def lost(arm: str, server: ServerProcess, error: DSparkError) -> None:
 
 
 def measured(comparison: Comparison, ladder: Ladder, cells: Sequence[Cell], repeat: int) -> bool:
-    """Run the cells once on every server that is up; whether none was lost.
+    """Run the cells once on every server that is up; return whether all survived.
 
-    A scheduled server that dies is started anew one rung down, and rounds begin again.
+    A scheduled server that dies is restarted one rung down, and its comparison is reset.
     """
     whole = True
     servers = dict(comparison.up)
@@ -204,7 +204,7 @@ def measured(comparison: Comparison, ladder: Ladder, cells: Sequence[Cell], repe
 def repeats(
     stage: Stage, comparison: Comparison, ladder: Ladder, sampled_users: Sequence[int]
 ) -> bool:
-    """Run rounds of all servers until the time kept back for later is reached."""
+    """Run rounds of all servers until only the time reserved for later parts is left."""
     cells = [Cell(each, "greedy") for each in stage.load.users]
     cells += [Cell(each, kind) for kind in ("T=1", "Qwen3 defaults") for each in sampled_users]
     whole, took, reserve = True, 0.0, _TRACES_S + _ATTENDING_S + _END_S
@@ -220,7 +220,7 @@ def repeats(
 
 
 def steps(stage: Stage, server: ServerProcess, ladder: Ladder, drafter: Path) -> bool:
-    """Print step times by tier and what traces of decode steps show; whether all could be read."""
+    """Print step times by tier and figures of traced steps; return whether all could be read."""
     if not ladder.step_log.is_file():
         say(row={"steps": "none", "why": f"no step log by the rung {ladder.rung!r}"})
         return True
@@ -242,7 +242,7 @@ def steps(stage: Stage, server: ServerProcess, ladder: Ladder, drafter: Path) ->
 
 
 def attend(stage: Stage) -> bool:
-    """Serve the attending target with drafts and without; whether greedy answers are equal."""
+    """Serve the attending target with drafts and without; return whether greedy answers agree."""
     users, shape = ATTENDED, ATTENDING[stage.device]
     models = ready(stage.home, shape, stage.device, ATTENDS)
     drafters, logs = {"dspark": models / "dspark"}, stage.logs / "attending"
@@ -270,10 +270,10 @@ def attend(stage: Stage) -> bool:
 
 
 def _shared(stage: Stage, spec: ServerSpec) -> ServerSpec:
-    """Return the server for a device that it does not have alone, streaming in larger chunks.
+    """Return the server for a device that several share, with larger chunks of the stream.
 
-    From 32 users on a stream of single tokens measures SGLang's Python, which favours arms that
-    send several at once.
+    From 32 users on, streams of single tokens measure SGLang's Python, which favours arms that send
+    several tokens at once.
     """
     own = _MEMORY if stage.device == "cuda" else ()
     return replace(spec, arguments=(*spec.arguments, *own, "--stream-interval=16"))

@@ -1,12 +1,13 @@
-"""Build the JIT modules of SGLang that a server compiles at its first start, all at once.
+"""Build the JIT modules of SGLang that a server compiles at its first start, in parallel.
 
     python -m tools.gpu.kit.jit_modules [MODEL...]
 
 A server builds them one after the other at first use, by nvcc. Each is stored in SGLang's cache
-($SGLANG_JIT_CACHE_DIR), so a server that starts later with the same variables loads it. The list is
-what `tools/gpu/faked/rehearse.py` found for the arms that the kit serves: bfloat16, one GPU, Triton
-attention. A JSON row per module has its seconds, or why it was not built: the server then builds
-that one itself. Status 1 when none was built.
+($SGLANG_JIT_CACHE_DIR), so a server that starts later with the same variables loads it. The list
+follows the output of `tools/gpu/faked/rehearse.py` for the kit's arms: bfloat16, one GPU, Triton
+attention.
+A JSON row per module has its seconds, and the reason if it was not built: the server then builds it
+itself. Status 1 if none was built.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ _DTYPE = torch.bfloat16  # `--dtype` of the kit's servers
 
 @dataclass(frozen=True)
 class Heads:
-    """Sizes that the modules of one model are compiled for. kv_heads: of one rank. qk_norm: of the
-    target; DSPARK's drafters normalise by a Triton kernel."""
+    """Sizes for which the modules of one model are compiled. kv_heads: of one rank. qk_norm: of
+    the target; DSPARK's drafters normalise by a Triton kernel."""
 
     head_dim: int
     kv_heads: int
@@ -49,7 +50,7 @@ class JitModule:
     arguments: tuple[Any, ...]
 
     def function(self) -> Callable[..., object]:
-        """Import the factory. Raises ImportError or AttributeError where SGLang has none."""
+        """Import the factory. Raises ImportError or AttributeError if SGLang has none."""
         module, _, name = f"{_OPS}.{self.factory}".rpartition(".")
         found: Callable[..., object] = getattr(importlib.import_module(module), name)
         return found
@@ -59,7 +60,7 @@ MODELS = {
     **{
         name: Heads(shape.head_dim, shape.kv_heads)
         for name, shape in SHAPES.items()
-        if name != "tiny"  # of CPU servers
+        if name != "tiny"  # for CPU servers
     },
     "smollm2-135m": Heads(64, 3, qk_norm=False),
 }
@@ -94,7 +95,7 @@ def modules(models: Sequence[str]) -> tuple[JitModule, ...]:
 
 
 def build(module: JitModule) -> dict[str, Any]:
-    """Build one module and return its row. A failure is a row: the other modules are built."""
+    """Build one module and return its row; a failure is a row, not an exception."""
     began = time.monotonic()
     named = "_".join(
         [module.name, *(str(each).removeprefix("torch.") for each in module.arguments)]
@@ -102,13 +103,13 @@ def build(module: JitModule) -> dict[str, Any]:
     row: dict[str, Any] = {"jit": named}
     try:
         module.function()(*module.arguments)
-    except Exception as error:  # of nvcc, of ninja, of an import: the server would build it again
+    except Exception as error:  # nvcc, ninja or an import failed: the server builds it again
         row["failed"] = " ".join(str(error).split())[-400:] or repr(error)
     return {**row, "seconds": round(time.monotonic() - began, 1)}
 
 
 def main() -> int:
-    """Build the modules side by side; return 1 when none was built."""
+    """Build the modules in parallel; return 1 if none was built."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("models", nargs="*", metavar="MODEL", help=", ".join(MODELS))
     named = parser.parse_args().models or ["qwen3-4b"]

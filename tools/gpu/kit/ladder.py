@@ -1,7 +1,7 @@
-"""Start the scheduled server by the first way that works, from the default down.
+"""Start the scheduled server by the first settings that work, from the default down.
 
-A start that fails costs a loan its figures, so each failure is a row with its reason and the end of
-its log, and the next rung turns off one more thing that may be the cause.
+A failed start would leave a loan of the device without figures. So each failure is a row with its
+reason and the end of its log, and the next rung turns off one more possible cause.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from tools.gpu.kit.device import say
 
 CONFIG = "SGLANG_DSPARK_CONFIG"
 READY_S = 250.0  # the first start on a machine compiles kernels, captures graphs and measures them
-AGAIN_S = 150.0  # a later one finds most of them compiled
+AGAIN_S = 150.0  # for later starts most of them are compiled
 LOG_LINES = 40
 
 
 @dataclass(frozen=True)
 class Rung:
-    """One way to start. arguments, environment: added; schedule, verify: of our configuration."""
+    """Settings of a start. arguments, environment: added; schedule, verify: our configuration's."""
 
     name: str
     arguments: tuple[str, ...] = ()
@@ -50,13 +50,13 @@ RUNGS = (
 
 
 class Ladder:
-    """Starts of one server; `rung` is the one that serves, or the next to be tried."""
+    """Starts of one server; `rung` is the one that serves, or the next to try."""
 
     def __init__(
         self, spec: ServerSpec, logs: Path, left: Callable[[], float], reserve_s: float = 0.0
     ) -> None:
-        """Take the server's command, with a step log in `logs`; no start goes on when fewer than
-        `reserve_s` seconds are `left()`."""
+        """Keep the server's command; the step log is in `logs`. A start ends when only `reserve_s`
+        seconds are `left()`."""
         self._spec, self._logs, self._left, self._reserve_s = spec, logs, left, reserve_s
         self._place = 0
         self._server: ServerProcess | None = None
@@ -64,7 +64,7 @@ class Ladder:
 
     @property
     def rung(self) -> str:
-        """Name of the rung, "" below the last one."""
+        """Return the name of the rung, "" below the last one."""
         return RUNGS[self._place].name if self._place < len(RUNGS) else ""
 
     @property
@@ -73,7 +73,7 @@ class Ladder:
         return self._place == 0
 
     def begin(self) -> None:
-        """Launch the server by the current rung, without waiting."""
+        """Launch the server with the settings of the current rung, without waiting."""
         rung, folder = RUNGS[self._place], self._logs / f"rung-{self._place}"
         if rung.name != "DSPARK_DISABLE=1":
             schedule = {**rung.schedule, "step_log": str(self.step_log)}
@@ -88,7 +88,7 @@ class Ladder:
         self._server = ServerProcess(spec, folder).start()
 
     def ready(self) -> ServerProcess | None:
-        """Wait for the launched server, and for one of each further rung; None when all failed."""
+        """Wait for the launched server, then for each further rung's; return None if all failed."""
         while self._place < len(RUNGS):
             if self._server is None:
                 self.begin()
@@ -110,7 +110,7 @@ class Ladder:
         return None
 
     def fail(self, error: DSparkError) -> None:
-        """Print the row of a server that did not come up, or died, and go one rung down."""
+        """Print the row of a server that did not start, or died, and step one rung down."""
         assert self._server is not None, "a server was launched"
         log = self._server.log_tail(LOG_LINES)
         say(row={"ladder": self.rung, "failed": str(error), "log": log})
@@ -127,7 +127,7 @@ class Ladder:
 def configured(
     spec: ServerSpec, settings: Mapping[str, Mapping[str, Any]], folder: Path
 ) -> ServerSpec:
-    """Return the server with these settings, by section, on top of the configuration in force."""
+    """Return the server with these settings, by section, merged into the current configuration."""
     named = os.environ.get(CONFIG)
     config = dict(load_yaml(Path(named))) if named else {}
     for section, values in settings.items():

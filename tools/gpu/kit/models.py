@@ -1,10 +1,10 @@
 """The kit's models: a target of a real model's shape and its drafters (`models/simulated.py`).
 
-A third of the tokens are doubtful: behind half of them the draft is wrong, behind the others one in
-twenty.
+A third of the tokens are doubtful: after them one draft in two is wrong, after the other tokens one
+in twenty.
 
-Of a target that attends (`ATTENDING`) each token depends on all KV rows before it, so that a wrong
-one changes answers (`attending.py`).
+Each token of a target that attends (`ATTENDING`) depends on all KV rows before it, so that a wrong
+row changes answers (`attending.py`).
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from sglang_dspark.models.simulated import SHAPES, Acceptance, Shape
 
 QWEN3_4B, TINY = SHAPES["qwen3-4b"], SHAPES["tiny"]
 ATTENDING = {"cuda": SHAPES["qwen3-0.6b"], "cpu": TINY}  # shapes of the target that attends
-# Chosen by measurement: the table names nine of ten tokens; without the last KV row one token in
-# six is another, without one row of a hundred one in twenty.
+# Chosen by measurement: nine of ten tokens are the table's; without the last KV row one token in
+# six changes, without one row of a hundred one in twenty.
 ATTENDS = 1.8
 FAIR = Acceptance(doubtful=1 / 3, right=0.5, otherwise=0.95)
 
 
 def ready(home: Path, shape: Shape, device: str, attends: float = 0.0) -> Path:
-    """Folder of `target`, `dspark`, `mtp`, `follows.npy` of this shape, made if missing.
+    """Return the folder of this shape's `target`, `dspark`, `mtp`, `follows.npy`; build if missing.
 
-    Weights are bfloat16; a server on `cpu` computes with them in float32. attends: how much
+    Weights are bfloat16; a server on `cpu` computes with them in float32. attends: size of what
     attention adds (`simulated.write_models`), `ATTENDS` for a target that attends.
     """
     sources = Path(__file__).read_bytes() + Path(simulated.__file__).read_bytes()
@@ -46,4 +46,4 @@ def ready(home: Path, shape: Shape, device: str, attends: float = 0.0) -> Path:
 def _make(folder: Path, shape: Shape, device: str, attends: float) -> None:
     simulated.write_models(folder, shape, FAIR, device, attends=attends)
     if device == "cuda":
-        torch.cuda.empty_cache()  # the server's memory
+        torch.cuda.empty_cache()  # return the memory to the servers

@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 
 def waiting(needs: Sequence[str], home: Path) -> str | None:
-    """Name the parcels that a stage waits for; None: it can run.
+    """Name the parcels that a stage waits for; return None if it can run.
 
     A parcel may arrive in pieces. Its contents may be present already: SGLang installed, the demo's
     drafter in a checkout that is not slim.

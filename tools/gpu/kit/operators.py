@@ -1,9 +1,9 @@
 """Compare kernels changed since the last GPU run, then time a step's operators in CUDA graphs.
 
-Comparisons and compiling come first, side by side in processes of their own. Then this process
-times operators of `sglang_dspark.benchmarks.operators` and prints each row as soon as it exists.
-Without a device the comparisons run in Triton's interpreter and nothing is timed. Ends with status
-1 where a comparison is off, or where ours could not be timed; the rows are printed all the same.
+First comparisons and compilations run in parallel processes. Then this process times operators of
+`sglang_dspark.benchmarks.operators` and prints each row at once. Without a device the comparisons
+run in Triton's interpreter and nothing is timed. Ends with status 1, after printing all rows, if a
+comparison is off or one of our operators could not be timed.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from tools.gpu.kit.stages import GOES_ON
 
 # New since results/gpu_operators_windows_h200.json; `python -m tools.gpu.kit.parity` compares all.
 CHANGED = ("accept_listed",)
-# Attention, rows and the commit are in that file; admission was cut off.
+# That file has attention, rows and the commit; the run ended before admission.
 TIMED = ("accept", "markov", "admission")
-PREPARING_S = 40.0  # comparing and compiling; what is not compiled by then is compiled when timed
+PREPARING_S = 40.0  # comparing and compiling; remaining kernels are compiled when they are timed
 COMPILED_IN = {**dict.fromkeys(TIMED, 1), "accept": 4}  # processes
 ENDING_S = 2.0
 
@@ -57,7 +57,7 @@ def main() -> int:
 
 
 def compiling() -> dict[str, Callable[[], int]]:
-    """Jobs that compile what will be timed, by names that are no kernels'."""
+    """Return jobs that compile the timed operators, by names that differ from kernels'."""
     return {
         f"compiling {name} {part + 1}/{parts}": partial(compile_share, name, part, parts)
         for name, parts in COMPILED_IN.items()
@@ -66,9 +66,9 @@ def compiling() -> dict[str, Callable[[], int]]:
 
 
 def time_all(whole: bool, left: Callable[[], float]) -> int:
-    """Time every candidate while there is time; return the stage's status.
+    """Time every candidate while time is left; return the stage's status.
 
-    whole: nothing was off before.
+    whole: all comparisons passed.
     """
     for candidate in candidates(TIMED):
         if left() < ENDING_S:
@@ -84,7 +84,7 @@ def time_all(whole: bool, left: Callable[[], float]) -> int:
 
 
 def failed(candidate: Candidate, row: dict[str, Any]) -> bool:
-    """Return whether an implementation of ours has no time; a peer may lack one."""
+    """Return whether one of our implementations has no time; a peer may have none."""
     return candidate.ours and row["us"] is None
 
 

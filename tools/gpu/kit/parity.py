@@ -1,12 +1,12 @@
-"""Compare kernels with their references: compiled on the device, without one in the interpreter.
+"""Compare kernels with their references: compiled on a device, else in Triton's interpreter.
 
-`python -m tools.gpu.kit.parity [KERNEL...]`, all of them unless named. Admission and greedy
-acceptance must be equal bitwise, drafts and sampled acceptance where rounding does not decide;
-keys and values that a commit writes to a unit in the last place, attention of verify windows to a
-tolerance of each type; grouped products and expert layers
-with float64 by `calc_diff`. Comparisons run in processes of their own (`processes.py`), on a device
-the long ones in shares, as most of the time goes into compiling.
-Ends with status 1, after all comparisons, where one is off or could not be made.
+`python -m tools.gpu.kit.parity [KERNEL...]` compares these kernels, or all. Admission and greedy
+acceptance must be equal bitwise, drafts and sampled acceptance where rounding does not decide.
+Keys and values that a commit writes may differ by a unit in the last place, attention of verify
+windows by a tolerance of each type. Grouped products and expert layers are compared with float64 by
+`calc_diff`. Comparisons run in parallel processes (`processes.py`), on a device the long ones in
+shares, because compiling dominates.
+Ends with status 1, after all comparisons, if one is off or failed.
 """
 
 from __future__ import annotations
@@ -70,20 +70,20 @@ from tests.kernels.pass_row_shapes import passes
 from tools.gpu.kit.device import device_name, say
 from tools.gpu.kit.processes import run_together
 
-# Of sampled acceptance, by either rule. Three of four are another variant of the kernel, which
-# takes seconds to compile; interpreted each step takes one.
+# Steps of sampled acceptance, by either rule. Three of four need another variant of the kernel,
+# which compiles for seconds; an interpreted step takes one second.
 STEPS = {"cuda": 16, "cpu": 12}
-DRAFTED = {"cuda": 16, "cpu": 24}  # batches of drafts, for the same reason
-ODD = {"cuda": 48, "cpu": 24}  # of attention, greedy acceptance and writing
+DRAFTED = {"cuda": 16, "cpu": 24}  # batches of drafts, few for the same reason
+ODD = {"cuda": 48, "cpu": 24}  # cases of attention, greedy acceptance, pass rows and commit writes
 SAMPLED: dict[str, tuple[Any, Any]] = {
     "accept": (accept_triton, accept_sampled),
     "accept_block": (accept_block_triton, accept_block),
 }
 WHOLE_ROWS: dict[str, Any] = {"block": accept_block_triton, "token": accept_triton}
 RULES: tuple[tuple[str, Any], ...] = (("block", accept_block), ("token", accept_sampled))
-# Interpreted, a program is slow, and has many requests.
+# An interpreted program is slow, so each has many requests.
 TILING = {"cuda": Tiling(), "cpu": Tiling(16, 256)}
-# `calc_diff` at most; in layers activations are rounded to FP8 on both sides, in another order.
+# Largest `calc_diff`; in layers both sides round activations to FP8, in another order.
 MOST = {"products": 1e-3, "layers": 5e-3}
 PROCESSES = {"cuda": 16, "cpu": 2}
 SHARES = {
@@ -92,8 +92,8 @@ SHARES = {
     "accept_block": 4,
     "accept_listed": 4,
     "markov": 4,
-}  # on a device; others are compared in one
-MOST_S = 1800.0  # a stage that compares has a limit of its own
+}  # on a device; other kernels have one share
+MOST_S = 1800.0  # a stage that compares has its own limit
 
 Job = Callable[[], dict[str, Any]]
 
@@ -112,7 +112,7 @@ def main() -> int:
 
 
 def jobs(names: Sequence[str], device: str) -> dict[str, Job]:
-    """Comparisons of these kernels by name, `accept 2/4` for one in shares."""
+    """Return comparisons of these kernels by name, `accept 2/4` for a share."""
     made: dict[str, Job] = {}
     for name in names:
         shares = SHARES.get(name, 1) if device == "cuda" else 1
@@ -123,16 +123,16 @@ def jobs(names: Sequence[str], device: str) -> dict[str, Job]:
 
 
 class Findings:
-    """Collects the shares of each comparison and prints it once all of them have ended."""
+    """The shares of each comparison, which is printed when all of its shares have ended."""
 
     def __init__(self, names: Sequence[str], device: str):
-        """names: of the kernels; device: `cuda` or `cpu`."""
-        self.whole = True  # nothing was off or failed so far
+        """Start without findings. names: of the kernels; device: `cuda` or `cpu`."""
+        self.whole = True  # no comparison was off or failed so far
         self._left = {name: SHARES.get(name, 1) if device == "cuda" else 1 for name in names}
         self._found: dict[str, dict[str, Any]] = {name: {} for name in names}
 
     def add(self, job: str, found: dict[str, Any] | BaseException) -> None:
-        """Take in what a job of `jobs` returned or raised."""
+        """Add the result or the exception of a job of `jobs`."""
         name = job.split()[0]
         if isinstance(found, BaseException):
             reason = "".join(traceback.format_exception(found))
@@ -150,7 +150,7 @@ class Findings:
 
 
 def merged(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
-    """Two shares' findings together: counts and lists are added."""
+    """Merge two shares' findings: counts and lists are added."""
     both = {**one, **other}
     return {
         key: one[key] + other[key] if key in one and key in other else both[key] for key in both
@@ -166,13 +166,13 @@ def wrong(name: str, found: dict[str, Any]) -> list[str]:
 
 
 def shared(cases: Iterable[Any], share: tuple[int, int]) -> Iterable[tuple[int, Any]]:
-    """Every n-th case with its number. share: which of the n, from 0; n."""
+    """Select every n-th case with its number. share: (index of the share from 0, n)."""
     first, every = share
     return islice(enumerate(cases), first, None, every)
 
 
 def admissions(device: str, share: tuple[int, int]) -> dict[str, Any]:
-    """Batches of the shared generator, and [R, gamma] of those whose lengths differ."""
+    """Count batches of the shared generator; list [R, gamma] of those whose lengths differ."""
     count, wrong = 0, []
     for _, case in shared(batches(device), share):
         count += 1
@@ -182,7 +182,7 @@ def admissions(device: str, share: tuple[int, int]) -> dict[str, Any]:
 
 
 def accepted(name: str, device: str, share: tuple[int, int]) -> dict[str, Any]:
-    """Requests of odd steps, those that rounding decides, and those that are wrong."""
+    """Count requests of irregular steps and those that rounding decides; list the wrong ones."""
     operator, rule = SAMPLED[name]
     arrivals = torch.zeros(16, dtype=torch.int32, device=device)
     requests, near, wrong = 0, 0, []
@@ -195,8 +195,10 @@ def accepted(name: str, device: str, share: tuple[int, int]) -> dict[str, Any]:
 
 
 def on_lists(device: str, share: tuple[int, int]) -> dict[str, Any]:
-    """As `accepted`, with a top-k of each request, or with any cut or none and seeds, where lists
-    are too short for some and whole rows follow; by both rules in turn."""
+    """Compare acceptance on lists as `accepted` does, by both rules in turn.
+
+    Each request has a top-k, or any cuts and seeds: then lists are too short for some requests,
+    which are accepted on whole rows."""
     requests, near, wrong = 0, 0, []
     for number, drawn in shared(steps(STEPS[device], 0), share):
         (rule, pure), how = RULES[number // 4 % 2], TILING[device]
@@ -217,7 +219,7 @@ def on_lists(device: str, share: tuple[int, int]) -> dict[str, Any]:
 
 
 def off(given: Windows, found: Outcome, rule: Any) -> tuple[list[int], int]:
-    """Requests whose outcome is wrong, and how many rounding decides."""
+    """List the requests whose outcome is wrong, and count those that rounding decides."""
     expected = reference(given, rule)
     near = undecided(given, expected, rule)
     same = found.accepted.cpu() == expected.accepted
@@ -226,7 +228,7 @@ def off(given: Windows, found: Outcome, rule: Any) -> tuple[list[int], int]:
 
 
 def greedily(device: str, share: tuple[int, int]) -> dict[str, Any]:
-    """Requests of odd steps, and outcomes that differ."""
+    """Count requests of irregular greedy steps; list the outcomes that differ."""
     room = room_for(9, 9, torch.device(device))
     requests, wrong = 0, []
     for number, given in shared(greedy_shapes.steps(ODD[device], 0, device), share):
@@ -238,7 +240,7 @@ def greedily(device: str, share: tuple[int, int]) -> dict[str, Any]:
 
 
 def indexed(device: str, share: tuple[int, int]) -> dict[str, Any]:
-    """Rows of odd ragged passes, and the passes that are indexed otherwise."""
+    """Count rows of irregular ragged passes; list the passes whose indices differ."""
     rows, wrong = 0, []
     for number, given in shared(passes(ODD[device]), share):
         tensors = [each.to(device) for each in given[:5]]
@@ -256,11 +258,11 @@ def flat(rows: PassRows) -> list[torch.Tensor]:
 
 
 def writings(device: str, share: tuple[int, int]) -> dict[str, Any]:
-    """Rows that odd launches write, and those whose caches are others."""
+    """Count rows that irregular launches write; list the launches whose caches differ."""
     rows, wrong = 0, []
     for number, given in shared(commit_write_shapes.cases(ODD[device], 0, device), share):
         if why_not(given.layers, given.cos_sin.shape[1]) is not None:
-            continue  # FP8 on a device that has none
+            continue  # FP8 on a device without it
         expected = commit_write_shapes.copied(given)
         write_triton(*given)
         write_torch(*expected)
@@ -271,11 +273,11 @@ def writings(device: str, share: tuple[int, int]) -> dict[str, Any]:
 
 
 def attended(device: str, share: tuple[int, int]) -> dict[str, Any]:
-    """Rows of odd verify windows, and passes beyond their type's tolerance."""
+    """Count rows of irregular verify windows; list passes beyond their type's tolerance."""
     rows, wrong = 0, []
     for number, given in shared(window_shapes.cases(ODD[device], 0, device), share):
         if unsupported(given.windows, given.context) is not None:
-            continue  # FP8 on a device that has none
+            continue  # FP8 on a device without it
         found = given.output()
         attend_triton(*given, found)
         rows += len(found)
@@ -286,7 +288,7 @@ def attended(device: str, share: tuple[int, int]) -> dict[str, Any]:
 
 
 def grouped(device: str, share: tuple[int, int]) -> dict[str, float]:
-    """calc_diff of a product of every kind and odd shape against float64."""
+    """Compute calc_diff to float64 of a product of every kind and irregular shape."""
     report = {}
     for _, shape in shared(grouped_shapes(), share):
         for kind in KINDS:
@@ -298,17 +300,17 @@ def grouped(device: str, share: tuple[int, int]) -> dict[str, float]:
 
 
 def drafted(device: str, share: tuple[int, int]) -> dict[str, Any]:
-    """Drafts of odd batches, those that rounding decides, and those that are wrong."""
+    """Count drafts of irregular batches and those that rounding decides; list the wrong ones."""
     return markov_shapes.parity_rows(DRAFTED[device], device, share)
 
 
 def layers(device: str, share: tuple[int, int]) -> dict[str, float]:
-    """calc_diff of a small layer of every kind against float64."""
+    """Compute calc_diff to float64 of a small layer of every kind."""
     return correctness(device, [kind for _, kind in shared(KINDS, share)])
 
 
 def moved(given: GroupedOperands, device: str) -> GroupedOperands:
-    """The operands with all tensors on a device."""
+    """Copy the operands with all tensors on a device."""
     held = {k: v for k, v in vars(given).items() if isinstance(v, torch.Tensor)}
     tensors: dict[str, Any] = {name: each.to(device) for name, each in held.items()}
     return replace(given, **tensors)

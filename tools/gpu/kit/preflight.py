@@ -1,8 +1,8 @@
 """Check a machine before servers start: versions, compilers, our planner, modules they import.
 
-Each check is a row with its seconds, or the reason why it failed; none ends the stage. `imports`
-runs as a process of its own (`python -m tools.gpu.kit.preflight`) while models are made, and leaves
-the modules compiled for the servers that start behind it.
+Each check is a row with its seconds, and the reason if it failed; a failure does not end the stage.
+`imports` runs as its own process (`python -m tools.gpu.kit.preflight`) while models are built, so
+that the modules' bytecode is compiled for the servers that start later.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ MODULES = (
 
 
 def preflight() -> bool:
-    """Run the quick checks; whether all passed."""
+    """Run the quick checks; return whether all passed."""
     checks: dict[str, Callable[[], dict[str, Any]]] = {
         "versions": versions,
         "compilers": compilers,
@@ -52,20 +52,20 @@ def preflight() -> bool:
 
 
 def checked(name: str, check: Callable[[], dict[str, Any]]) -> bool:
-    """Print the row of one check; whether it passed."""
+    """Print the row of one check; return whether it passed."""
     began, row = time.monotonic(), {}
     try:
         row = check()
     except (
         Exception
-    ) as error:  # a broken package raises anything; the row has it, the stage goes on
+    ) as error:  # a broken package may raise any exception; the row has it, the stage continues
         row = {"failed": f"{type(error).__name__}: {error}"[:500]}
     say(row={"preflight": name, "seconds": round(time.monotonic() - began, 2), **row})
     return "failed" not in row
 
 
 def versions() -> dict[str, Any]:
-    """Return versions of Python and of the packages that decide what is compiled."""
+    """Return versions of Python and of the packages that determine the compiled code."""
     found: dict[str, Any] = {"python": platform.python_version(), "cpus": os.cpu_count()}
     for package in PACKAGES:
         try:
@@ -76,7 +76,7 @@ def versions() -> dict[str, Any]:
 
 
 def compilers() -> dict[str, Any]:
-    """Return the last line of each compiler's version; a missing one fails the check."""
+    """Return the first line of each compiler's version, nvcc's last; a missing one is a failure."""
     found: dict[str, Any] = {}
     toolkit = os.path.join(os.environ.get("CUDA_HOME", "/usr/local/cuda"), "bin", "nvcc")
     for name in COMPILERS:
@@ -109,14 +109,14 @@ def planner() -> dict[str, Any]:
 
 
 def triton_key() -> dict[str, Any]:
-    """Return the key of Triton's cache: kernels cached under another one are not used."""
+    """Return the key of Triton's cache: kernels cached under another key are not used."""
     from triton.runtime.cache import triton_key as key
 
     return {"key": key()[:16]}
 
 
 def imports() -> int:
-    """Import what servers import, a row a module; status 1 when one cannot be."""
+    """Import the servers' modules, a row each; return 1 if an import fails."""
     passed = [checked(f"import {name}", lambda name=name: _imported(name)) for name in MODULES]  # type: ignore[misc]
     return 0 if all(passed) else 1
 

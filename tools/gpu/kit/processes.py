@@ -1,7 +1,7 @@
-"""Run jobs side by side in processes of their own, for so many seconds at most.
+"""Run jobs in parallel processes with a time limit.
 
-Compiling a variant of a kernel takes seconds of a core, and what one process compiled another reads
-from Triton's cache on disk.
+Compiling a variant of a kernel takes seconds of a core, and other processes read the compiled
+kernel from Triton's cache on disk.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ T = TypeVar("T")
 def run_together(
     jobs: Mapping[str, Callable[[], T]], processes: int, seconds: float
 ) -> Iterator[tuple[str, T | BaseException]]:
-    """Yield each job's name with its result, or with what it raised, as soon as it ends.
+    """Yield each job's name with its result or exception as soon as it ends.
 
     jobs: picklable calls, started in their order. After `seconds`, or when the caller stops, all
-    processes are killed; each job that has not ended by then is yielded with a TimeoutError.
+    processes are killed; each unfinished job is yielded with a TimeoutError.
     """
     ended: queue.SimpleQueue[tuple[str, T | BaseException]] = queue.SimpleQueue()
     deadline, left = time.monotonic() + seconds, list(jobs)
@@ -34,7 +34,7 @@ def run_together(
             pool.apply_async(job, callback=put, error_callback=put)
         while left:
             try:
-                # A process that was killed reports nothing: the deadline ends the wait for it too.
+                # A killed process reports nothing: the deadline ends the wait for it too.
                 found = ended.get(timeout=max(0.0, deadline - time.monotonic()))
             except queue.Empty:
                 break

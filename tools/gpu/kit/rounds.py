@@ -1,9 +1,9 @@
 """Measure several servers on one device in turn, and compare them in pairs.
 
 One server runs at a time and the others are frozen, so a comparison is of the same minute on the
-same card. What the made-up target says follows from a table (`models.py`), so greedy answers are
-checked: one token that the table does not name fails the stage, and so does a sampled answer that
-follows it less often than its distribution allows.
+same card. The made-up target's answers follow from a table (`models.py`), so they are checked. One
+greedy token that differs from the table fails the stage, and so does a round of sampled answers
+with fewer of the table's tokens than its distribution allows.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from tools.gpu.kit.sampled import post
 from tools.gpu.kit.servers import COUNTERS_S, admitted, figures, right
 
 SCHEDULED = "dspark"
-ROUND_S = 60.0  # a server that hangs must not take the call with it
+ROUND_S = 60.0  # a server that hangs must not use up the call
 WARM_TOKENS = 24
-# Qwen3's generation_config, which SGLang applies to requests that ask for nothing else.
+# Qwen3's generation_config, which SGLang applies to requests without their own settings.
 SETTINGS: Mapping[str, Mapping[str, Any]] = {
     "greedy": {},
     "T=1": {"temperature": 1.0},
     "Qwen3 defaults": {"temperature": 0.6, "top_k": 20, "top_p": 0.95},
 }
-# Arms whose server ends at such a request without FlashInfer, which cannot be sent (SGLang 0.5.23).
+# Without FlashInfer, which cannot be sent, these requests end the arm's server (SGLang 0.5.23).
 NEEDS_FLASHINFER = {
     "mtp1": ("T=1", "Qwen3 defaults"),
     "upstream-dspark-static": ("Qwen3 defaults",),  # by top-p
 }
-# At these temperatures the table's token has a probability of 0.9993 and more in the 4B shape
+# At these temperatures the table's token has a probability of at least 0.9993 in the 4B shape
 # (logit 20, the others' deviation 1.25), and less in the tiny shape.
 LEAST_RIGHT = {"cuda": 0.99, "cpu": 0.5}
 
@@ -56,7 +56,7 @@ class Comparison:
     """Rounds of the servers that are up. `passed`: whether every answer was right so far."""
 
     def __init__(self, up: dict[str, ServerProcess], plan: Plan, follows: Any, device: str) -> None:
-        """up: frozen servers by arm. follows: [V], the token behind each."""
+        """Start without rounds. up: frozen servers by arm. follows: [V], the token after each."""
         self.up, self.passed = up, True
         self._plan, self._follows, self._least = plan, follows, LEAST_RIGHT[device]
         self._speeds: dict[str, dict[Cell, list[float]]] = {}
@@ -65,11 +65,11 @@ class Comparison:
         self._warm: set[tuple[str, Cell]] = set()
 
     def restart(self) -> None:
-        """Forget earlier rounds: a server was replaced, and pairs must be of the same servers."""
+        """Forget earlier rounds: a server was replaced, and pairs must have the same servers."""
         self._speeds, self._warm = {}, set()
 
     def measure(self, cells: Sequence[Cell], repeat: int) -> Iterator[tuple[str, DSparkError]]:
-        """Run every cell on every server; yields each server that was lost, removed from `up`."""
+        """Run every cell on every server; yield each lost server, after removal from `up`."""
         for number, cell in enumerate(cells):
             names = list(self.up)
             turn = (repeat + number) % max(len(names), 1)
@@ -89,7 +89,7 @@ class Comparison:
                 found.append(row["whole_tokens_per_s"])
 
     def _refuses(self, name: str, cell: Cell) -> bool:
-        """Return whether the arm's server would end at such requests; prints a row once."""
+        """Return whether such requests would end the arm's server; print a row once."""
         if not self._lacks_flashinfer or cell.sampling not in NEEDS_FLASHINFER.get(name, ()):
             return False
         about = {"server": name, "sampling": cell.sampling}
@@ -114,7 +114,7 @@ class Comparison:
         return {**figures(round_, drafts), **right(round_, self._plan, self._follows)}
 
     def _warm_up(self, name: str, cell: Cell) -> None:
-        """Send the cell's first requests once, unmeasured: kernels compile for what they bring."""
+        """Send the cell's first requests once, unmeasured, so that their kernels are compiled."""
         if (name, cell) in self._warm:
             return
         self._warm.add((name, cell))
@@ -145,7 +145,7 @@ class Comparison:
             self.passed = False
 
     def ratios(self) -> list[dict[str, Any]]:
-        """Return the scheduled server's tokens/s over each other one's, paired by round."""
+        """Return ratios of the scheduled server's tokens/s to each other one's, paired by round."""
         found = []
         for cell, ours in self._speeds.get(SCHEDULED, {}).items():
             for name, of_cells in self._speeds.items():
@@ -153,7 +153,7 @@ class Comparison:
                 pairs = min(len(ours), len(theirs))
                 if name == SCHEDULED or not pairs:
                     continue
-                # An arm that started later lacks the first rounds.
+                # An arm that started later has no first rounds.
                 ratio = paired_ratio(ours[-pairs:], theirs[-pairs:])
                 about = {"users": cell.users, "sampling": cell.sampling, "over": name}
                 found.append(

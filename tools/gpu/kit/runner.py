@@ -1,11 +1,11 @@
-"""Runs stages one after the other and keeps what each one found.
+"""Run stages one after the other and save the results of each.
 
-A stage that fails, or takes too long, does not end the others; what it said until then is kept as
-NAME.partial.json. What it says goes to NAME.lines at once, which is left where the whole run is cut
-off. What a stage found is one JSON file, which is its stamp too: it is not run again while its code
-and the GPUs are the same, so a call that was cut off goes on where it stopped. A stage may say
-itself that it goes on in the next call, as training does.
-Standard library only, as on a machine without our packages.
+A stage that fails, or exceeds its time, does not end the others; its output so far is saved as
+NAME.partial.json. Output is written to NAME.lines at once, which remains if the whole run is cut
+off. The result of a stage is one JSON file, which is its stamp too: the stage is not run again
+while its code and the GPUs are the same, so an interrupted call resumes. A stage may itself declare
+that it continues in the next call, as training does.
+Standard library only: the machine may lack our packages.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ _GOES_ON = "it goes on in the next call"
 
 @dataclass(frozen=True)
 class Places:
-    """kept: folder of what was run before; out: of this call's results; home: of what came in
-    pieces and what was made of it (`packing/arrival.py`)."""
+    """Folders. kept: earlier results; out: this call's results; home: installed parcels and what
+    was built from them (`packing/arrival.py`)."""
 
     kept: Path
     out: Path
@@ -45,7 +45,7 @@ class Places:
 
 
 def fingerprint(folders: Sequence[str], root: Path = ROOT) -> str:
-    """SHA-256 of the files that decide what a stage finds, and of the GPUs here."""
+    """Hash the files that determine a stage's result, and this machine's GPUs, by SHA-256."""
     found = hashlib.sha256(_gpus().encode())
     for folder in folders:
         for file in sorted(each for each in (root / folder).rglob("*") if each.suffix in _KINDS):
@@ -62,12 +62,12 @@ def run_stages(
     seconds: float = float("inf"),
     again: bool = True,
 ) -> list[str]:
-    """Run what `places.kept` does not hold yet; names of the stages that failed.
+    """Run the stages without a result in `places.kept`; return the names of those that failed.
 
-    seconds: how long the call lasts; a stage that may take longer than what is left is not begun.
-    again: give the results of stages that were run before, too. A stage whose pieces have not come,
-    whose time has, or that goes on in the next call, is neither failed nor done. Those that failed
-    before come last: they may take all the time again.
+    seconds: length of the call; a stage that may exceed the rest of it is not started. again: write
+    the results of earlier runs, too. A stage whose pieces are missing, that has too little time, or
+    that continues in the next call, is neither failed nor done. Stages that failed before run last:
+    they may use up the time again.
     """
     failed, began = [], time.monotonic()
     for stage in sorted(stages, key=lambda stage: _failed_before(stage, places)):
@@ -96,7 +96,7 @@ def _gpus() -> str:
 
 
 def _stamped(path: Path, code: str) -> bool:
-    """Return whether the stage succeeded with this code; a damaged file counts as none."""
+    """Return whether the stage succeeded with this code; a damaged file means no."""
     try:
         return bool(json.loads(path.read_text(encoding="utf-8"))["fingerprint"] == code)
     except (OSError, ValueError, KeyError, TypeError):
@@ -118,14 +118,14 @@ class Ended:
 
     @property
     def well(self) -> bool:
-        """Return whether nothing failed."""
+        """Return whether the stage succeeded, or continues in the next call."""
         return self.why in (None, _GOES_ON)
 
 
 def _done(
     stage: Stage, places: Places, origin: Mapping[str, str], left: float, say: TextIO
 ) -> bool:
-    """Run a stage and write its findings; return whether it succeeded, if only so far."""
+    """Run a stage and write its results; return whether it succeeded so far."""
     limit = min(stage.limit_s, left)
     print(f"kit: {stage.name}: {stage.about}, {limit:.0f} s at most", file=say, flush=True)
     lines = places.out / f"{stage.name}.lines"
@@ -172,7 +172,7 @@ def _run(stage: Stage, lines: Path, limit: float, variables: Mapping[str, str]) 
         try:
             child.wait(limit)
         except subprocess.TimeoutExpired:
-            os.killpg(child.pid, signal.SIGKILL)  # what it started too
+            os.killpg(child.pid, signal.SIGKILL)  # its children too
             why = f"not done within {limit:.0f} s"
     if why is None and child.returncode == GOES_ON:
         why = _GOES_ON
@@ -183,13 +183,13 @@ def _run(stage: Stage, lines: Path, limit: float, variables: Mapping[str, str]) 
 
 
 def _document(stage: Stage, done: Ended, origin: Mapping[str, str]) -> dict[str, Any]:
-    """A result file as `loadtest/results.py` writes them, and which code was run."""
+    """Build a result file as `loadtest/results.py` does, with the code that was run."""
     metrics: dict[str, Any] = {}
     rows = []
     for line in done.said.splitlines():
         try:
             found = json.loads(line)
-        except ValueError:  # the last line of a stage that was ended, or a library's chatter
+        except ValueError:  # the last line of a killed stage, or a library's output
             continue
         if isinstance(found, dict) and "row" in found:
             rows.append(found["row"])

@@ -1,8 +1,8 @@
-"""Describe the run of the stage `train`: `configs/train/gpu.yaml` with this machine's paths.
+"""Build the run of the stage `train`: `configs/train/gpu.yaml` with this machine's paths.
 
-On a GPU the target is the demo's model. Its prompts are those that came in the parcel `prompts`
-(`tools/gpu/pack --prompts FILE`), else the model writes its own. Without a GPU a tiny target
-(`models.py`) and made-up prompts take their place.
+On a GPU the target is the demo's model. Its prompts are those of the parcel `prompts`
+(`tools/gpu/pack --prompts FILE`); without it the model writes its own. Without a GPU a tiny target
+(`models.py`) and made-up prompts replace them.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ _TINY_STEPS = {"sequences_per_step": 4, "anchors_per_sequence": 8, "held_out_eve
 
 
 def device_here() -> str:
-    """Return `cuda` where there is a GPU, else `cpu`."""
+    """Return `cuda` if there is a GPU, else `cpu`."""
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def run_config(home: Path, device: str) -> RunConfig:
     """Return the run in `home`, of the demo's model on `cuda`, of the tiny one on `cpu`.
 
-    Steps are those of the file; the stage plans its own.
+    Steps are those of the file; the stage replaces them by its plan.
     """
     cfg = load_config(shipped("configs") / "train" / "gpu.yaml")
     folder = home / "training" / ("demo" if device == "cuda" else "tiny")
@@ -74,13 +74,13 @@ def _tiny_data(home: Path, folder: Path, device: str) -> dict[str, Any]:
 
 
 def demo_target(home: Path) -> Path:
-    """Return the folder of the demo's model: made of its piece, else this machine's."""
+    """Return the folder of the demo's model, built from its parcel or else this machine's."""
     if has("smollm", home):
         return ensure_demo_target(home / "cache", gguf=home / "smollm" / GGUF_NAME)
     return ensure_demo_target()
 
 
 def made_up_prompts(count: int = 48) -> list[dict[str, str]]:
-    """Make rows of a prompt file for a target whose answer ignores the prompt."""
+    """Make rows of a prompt file for a target whose answers ignore the prompt."""
     domains = ("math", "code", "chat")
     return [{"domain": domains[i % 3], "prompt": f"{i} {chr(97 + i % 26)}?"} for i in range(count)]

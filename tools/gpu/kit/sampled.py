@@ -1,9 +1,9 @@
-"""Sampled requests of every kind on two servers: how often the token is the one that follows.
+"""Compare sampled requests of every kind on two servers: the share of the most likely token.
 
-At these temperatures the made-up target's most likely token (`models.py`) is drawn in a known share
-of all draws, the same whether tokens are drafted first or not: speculation must not change a
-distribution. `z` is the difference of both shares in standard errors; a large one fails the stage.
-A batch has one kind of request each, then all kinds at once.
+At these temperatures the made-up target's most likely token (`models.py`) has a known share of all
+draws, with drafts and without: speculation must not change a distribution. `z` is the difference of
+both shares in standard errors; a large one fails the stage. Each batch has one kind of request; the
+last batch has all.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from sglang_dspark.loadtest.servers.server import ServerProcess
 from tools.gpu.kit.device import say
 from tools.gpu.kit.servers import named
 
-# Logit of the token that follows is 20, the others' deviation 1.25 (shape qwen3-4b).
+# The logit of the table's token is 20, the others' deviation 1.25 (shape qwen3-4b).
 KINDS: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0},
     "temperature": {"temperature": 1.5},
@@ -35,11 +35,12 @@ KINDS: dict[str, dict[str, Any]] = {
 MIXED = "all kinds in one batch"
 ANSWER_S = 120.0
 REQUESTS, TOKENS = 64, 64
-MOST_Z = 5.0  # by chance in one of 200,000 runs of all kinds
+MOST_Z = 5.0  # exceeded by chance in one of 200,000 runs of all kinds
 
 
 def sampled(plain: ServerProcess, scheduled: ServerProcess, plan: Plan, follows: Any) -> bool:
-    """Print a row for each kind; return whether both servers sample the same distribution in all.
+    """Print a row for each kind; return whether both servers' distributions agree in all.
+
     The row of a kind that failed has the reason."""
     whole = True
     for kind in (*KINDS, MIXED):
@@ -56,9 +57,9 @@ def sampled(plain: ServerProcess, scheduled: ServerProcess, plan: Plan, follows:
 
 
 def drawn(server: ServerProcess, kind: str, plan: Plan, follows: Any) -> list[int]:
-    """[tokens that follow, all tokens] of a batch on a server frozen before and after.
+    """Count [tokens of the table, all tokens] of a batch on a server frozen before and after.
 
-    Raises DSparkError when it is not answered.
+    Raises DSparkError if it is not answered.
     """
     prompts = [list(plan.prompts[i % len(plan.prompts)]) for i in range(REQUESTS)]
     asked = list(islice(cycle(KINDS.values() if kind == MIXED else [KINDS[kind]]), REQUESTS))
@@ -83,7 +84,7 @@ def drawn(server: ServerProcess, kind: str, plan: Plan, follows: Any) -> list[in
 
 
 def deviation(one: list[int], other: list[int]) -> float:
-    """Difference of two shares [some, all] in standard errors; 0 where both are 0 or 1."""
+    """Compute the difference of shares [some, all] in standard errors; 0 if both are 0 or 1."""
     (a, n), (b, m) = one, other
     share = (a + b) / (n + m)
     error = math.sqrt(share * (1 - share) * (1 / n + 1 / m))
@@ -91,8 +92,10 @@ def deviation(one: list[int], other: list[int]) -> float:
 
 
 def obeys(kind: str, plain: list[int], drafted: list[int]) -> bool:
-    """Return whether both servers' shares are right; print a line on stderr if not. Greedy tokens
-    must all follow the table, others within `MOST_Z` standard errors of plain decoding."""
+    """Return whether both servers' shares are right; print a line on stderr if not.
+
+    Greedy tokens must all be the table's, others within `MOST_Z` standard errors of plain
+    decoding."""
     z = deviation(plain, drafted)
     wrong = None
     if kind == "greedy" and not plain[0] == drafted[0] == REQUESTS * TOKENS:
@@ -105,7 +108,7 @@ def obeys(kind: str, plain: list[int], drafted: list[int]) -> bool:
 
 
 def post(url: str, body: dict[str, Any]) -> list[dict[str, Any]]:
-    """Answers of a batch sent to /generate. Raises DSparkError when it is not answered."""
+    """Send a batch to /generate and return the answers. Raises DSparkError without answers."""
     with httpx.Client(trust_env=False, timeout=ANSWER_S) as client:
         try:
             answer = client.post(url, json=body)

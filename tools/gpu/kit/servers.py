@@ -1,7 +1,7 @@
-"""Servers of the kit's targets: how they are started, what is sent to them, what a round showed.
+"""Servers of the kit's targets: their flags, their prompts, and the figures of a round.
 
-An arm is one of `configs/serve`. What a made-up target says follows from a table (`models.py`), so
-each answer can be checked: `right` counts the tokens that it names.
+An arm is one of `configs/serve`. A made-up target's answers follow from a table (`models.py`), so
+they can be checked: `right` counts the table's tokens.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from sglang_dspark.shipped import shipped
 
 _GRAPHS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 _PREFILL_GRAPHS = ("128", "256", "512", "1024")  # tokens; a deployment captures some forty sizes
-COUNTERS_S = 1.5  # the scheduler's counters come up to a second late
+COUNTERS_S = 1.5  # the scheduler's counters are up to a second late
 
 
 @dataclass(frozen=True)
 class Load:
-    """The load: users at once, rounds of each, lengths of prompts and answers in tokens, and the
-    share by which answers are longer and shorter."""
+    """The load: users at once, rounds of each, prompt and answer lengths in tokens, and the share
+    by which answers are longer and shorter."""
 
     users: tuple[int, ...]
     repeats: int
@@ -51,7 +51,7 @@ def server_of(
     users: Sequence[int],
     logs: Path,
 ) -> ServerSpec:
-    """The arm's server on a free port, for the most of `users`."""
+    """Build the arm's server on a free port, for the largest number of `users`."""
     [found] = find_arms([arm], shipped("configs") / "serve")
     flags = [f"--max-running-requests={max(users)}"]
     if device == "cpu":
@@ -67,7 +67,7 @@ def server_of(
 
 
 def prompts(load: Load, shape: Shape) -> tuple[tuple[int, ...], ...]:
-    """As many random prompts as the largest round sends, the same each time."""
+    """Draw as many random prompts as the largest round sends, equal in each call."""
     draws = np.random.default_rng(0)
     size = max(12, 3 * max(load.users)), load.prompt_tokens
     rows = draws.integers(len(SPECIALS), shape.vocab, size).tolist()
@@ -75,8 +75,10 @@ def prompts(load: Load, shape: Shape) -> tuple[tuple[int, ...], ...]:
 
 
 def figures(round_: Round, admitted_drafts: float) -> dict[str, Any]:
-    """A round's row. verified: drafts a verify step of one request, by our scheduler's counters;
-    null in an arm that has none."""
+    """Return a round's row.
+
+    verified: drafts in a verify step of one request, by our scheduler's counters; null in an arm
+    without them."""
     spec = SpecStats.total(done.spec for done in round_.completions if done.spec is not None)
     return {
         "users": round_.users,
@@ -92,8 +94,9 @@ def figures(round_: Round, admitted_drafts: float) -> dict[str, Any]:
 
 
 def right(round_: Round, plan: Plan, follows: np.ndarray[Any, Any]) -> dict[str, list[int]]:
-    """Count the tokens of all answers that the table names after the one before, and the tokens
-    requested: a missing token is wrong."""
+    """Count the answers' tokens that the table has after the one before, and the requested tokens.
+
+    A missing token is wrong."""
     prompts = plan.batch(round_.users)
     agreed = [
         named(follows, int(prompt[-1]), done.ids)
@@ -103,7 +106,7 @@ def right(round_: Round, plan: Plan, follows: np.ndarray[Any, Any]) -> dict[str,
 
 
 def named(follows: np.ndarray[Any, Any], last: int, ids: Sequence[int]) -> int:
-    """Count an answer's tokens that the table names after the one before; `last` precedes all."""
+    """Count an answer's tokens that the table has after the one before; `last` precedes all."""
     if not ids:
         return 0
     tokens = np.array([last, *ids])
@@ -113,7 +116,7 @@ def named(follows: np.ndarray[Any, Any], last: int, ids: Sequence[int]) -> int:
 
 
 def admitted(server: ServerProcess) -> float:
-    """Drafts that our scheduler has had verified since the start; 0 where it does not run."""
+    """Return the drafts that our scheduler admitted since the start; 0 if it does not run."""
     return sum(counters(server).admitted)
 
 

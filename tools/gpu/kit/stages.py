@@ -1,4 +1,4 @@
-"""The stages of the GPU kit, most valuable first: what a short loan of a device should show."""
+"""The stages of the GPU kit, most valuable first, for a short loan of a device."""
 
 from __future__ import annotations
 
@@ -14,15 +14,17 @@ SERVING = ("kernels", "patches", "loadtest", "configs/serve", "sglang_dspark", "
 
 @dataclass(frozen=True)
 class Stage:
-    """module: run as `python -m MODULE`. It prints JSON objects to stdout, one a line,
-    the device's name in the first: those of the form {"row": ...} are collected in a list, the
-    others are put together. limit_s: after so long it is ended. about: in a few words. needs: the
-    parcels without which it cannot run. code: folders whose files decide what it finds. least_s:
-    of a stage that fits itself into the time that is left: so much it needs; None: all of limit_s.
-    archives: whether logs and kernel caches come back behind it (`archive.py`).
+    """A stage of the kit.
 
-    A stage reads its time and its folder for files from $KIT_SECONDS and $KIT_FILES. One that ends
-    with status `GOES_ON` has more to do, and continues in the next call."""
+    module: run as `python -m MODULE`. It prints JSON objects to stdout, one a line, the device's
+    name in the first: those of the form {"row": ...} are collected in a list, the others are
+    merged. limit_s: it is killed after this time. about: a short description. needs: parcels that
+    it requires. code: folders whose files determine its result. least_s: shortest time of a stage
+    that fits itself into the time left; None: it needs limit_s. archives: pack logs and kernel
+    caches after it (`archive.py`).
+
+    A stage reads its time and its folder for files from $KIT_SECONDS and $KIT_FILES. Status
+    `GOES_ON` means that it continues in the next call."""
 
     name: str
     module: str

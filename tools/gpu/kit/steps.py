@@ -1,8 +1,8 @@
-"""Read the steps of a scheduled server: times predicted and measured by tier, and traces.
+"""Read the steps of a scheduled server: predicted and measured times by tier, and traces.
 
-The step log says what each step took and what was predicted; the table of its start is asked the
-same once more. A profiler's trace of some steps (`trace.py`) says how long the host needs, by
-stage, and how long the device waits.
+The step log has the measured and the predicted time of each step; the start-up table predicts each
+again. A profiler's trace of some steps (`trace.py`) has the host's time by stage and the device's
+waits.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ ANSWER_S = 60.0
 
 @dataclass(frozen=True)
 class Traced:
-    """A trace: lengths of prompts and answers in tokens, and how many steps are recorded."""
+    """A trace: lengths of prompts and answers in tokens, and the number of recorded steps."""
 
     prompt: int
     answer: int
@@ -42,8 +42,9 @@ class Traced:
 def requests(
     shape: Shape, users: int, prompt: int, answer: int, settings: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return the body of a /generate request: prompts and answers of one length each, greedy unless
-    `settings` say otherwise."""
+    """Return the body of a /generate request with prompts and answers of one length each.
+
+    It is greedy unless `settings` has a temperature."""
     draws = np.random.default_rng(users)
     ids = draws.integers(len(SPECIALS), shape.vocab, (users, prompt)).tolist()
     return {
@@ -58,7 +59,7 @@ def requests(
 
 
 def post(server: ServerProcess, path: str, body: dict[str, Any]) -> httpx.Response:
-    """POST to the server. Raises DSparkError when there is no answer or not a good one."""
+    """Send a POST to the server. Raises DSparkError without an answer of status 200."""
     with httpx.Client(trust_env=False, timeout=ANSWER_S) as client:
         try:
             answer = client.post(f"{server.spec.url}{path}", json=body)
@@ -78,9 +79,9 @@ def traced(
     folder: Path,
     device: str,
 ) -> dict[str, Any]:
-    """Trace decode steps of so many users with these sampling settings and return the figures.
+    """Trace decode steps of `users` users with these sampling settings and return the figures.
 
-    Raises DSparkError when the answers end too early or the trace cannot be read.
+    Raises DSparkError if the answers end too early or the trace cannot be read.
     """
     body = requests(shape, users, how.prompt, how.answer, settings)
     path = _recorded(server, how, body, folder, device)
@@ -110,7 +111,9 @@ def _recorded(
 
 
 def table_of(drafter: Path) -> CostTable:
-    """The table of step times that the server of this drafter measured when it started."""
+    """Find the newest table of step times that a server of this drafter measured at its start.
+
+    Raises DSparkError if there is none."""
     folder = cache_root() / "sglang-dspark" / "costs"
     for path in sorted(folder.glob("*.json"), key=lambda path: -path.stat().st_mtime):
         table = from_document(load_json(path))
@@ -120,13 +123,13 @@ def table_of(drafter: Path) -> CostTable:
 
 
 def read_log(path: Path) -> list[dict[str, Any]]:
-    """The lines of a step log whose step has a time."""
+    """Read the lines of a step log whose step has a time."""
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     return [line for line in lines if line["measured_s"] is not None]
 
 
 def step_rows(log: Path, table: CostTable) -> list[dict[str, Any]]:
-    """Return a row for each tier of a step log. Raises DSparkError for one without steps."""
+    """Return a row for each tier of a step log. Raises DSparkError if no step has a time."""
     lines = read_log(log)
     if not lines:
         raise DSparkError(f"{log} has no step with a time")
@@ -134,8 +137,9 @@ def step_rows(log: Path, table: CostTable) -> list[dict[str, Any]]:
 
 
 def by_tier(lines: Sequence[dict[str, Any]], table: CostTable) -> list[dict[str, Any]]:
-    """A row for each tier that passes are padded to (where they are not, for each power of two):
-    medians of milliseconds, and of how far the start-up table is off, a share."""
+    """Return a row for each tier to which passes are padded, or for each power of two if unpadded.
+
+    It has medians of times in ms, and of the start-up table's relative error."""
     model = CostModel(table, max(line["requests"] for line in lines))
     tiers: dict[int, list[dict[str, Any]]] = {}
     for line in lines:
@@ -163,7 +167,7 @@ def by_tier(lines: Sequence[dict[str, Any]], table: CostTable) -> list[dict[str,
 
 
 def tier_of(tokens: int, table: CostTable) -> int:
-    """Return the size a pass of so many tokens is padded to, or the next power of two."""
+    """Return the size to which a pass of `tokens` is padded, or the next power of two."""
     if table.padded and tokens <= table.knots[-1]:
         return table.knots[bisect_left(table.knots, tokens)]
     return 1 << (tokens - 1).bit_length()

@@ -1,8 +1,7 @@
-"""Analyze a profiler's trace of decode steps: time of the host by stage, gaps on the device.
+"""Analyse a profiler's trace of decode steps: time of the host by stage, gaps on the device.
 
-A trace is what SGLang writes after /start_profile (torch's profiler, Chrome's format, gzip). The
-stages are those of `step/timing.py`. Recording itself takes time of the host, so its figures
-are upper bounds.
+SGLang writes a trace after /start_profile (torch's profiler, Chrome's format, gzip). The stages are
+those of `step/timing.py`. Recording itself uses time of the host, so its figures are upper bounds.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ _SHOWN = 12
 
 @dataclass(frozen=True)
 class Event:
-    """name: of a kernel or stage. begin, end: microseconds."""
+    """A span. name: of a kernel or stage. begin, end: microseconds."""
 
     name: str
     begin: float
@@ -43,18 +42,18 @@ class Event:
 
 @dataclass(frozen=True)
 class Trace:
-    """device: kernels, copies and fills; host: our stages. Both by their beginning."""
+    """Spans ordered by begin. device: kernels, copies and fills; host: our stages."""
 
     device: tuple[Event, ...]
     host: tuple[Event, ...]
 
     def of(self, stage: str) -> list[Event]:
-        """The spans of a stage."""
+        """Return the spans of a stage."""
         return [event for event in self.host if event.name == stage]
 
 
 def read_trace(path: Path) -> Trace:
-    """The trace in a file. Raises DSparkError for one that is none, or has no step of ours."""
+    """Read a trace. Raises DSparkError if the file is invalid or has no step of ours."""
     try:
         events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
         device = _events(each for each in events if each.get("cat") in _DEVICE)
@@ -66,12 +65,12 @@ def read_trace(path: Path) -> Trace:
     began = [event.begin for event in host if event.name == STEP]
     if not began:
         raise DSparkError(f"{path} has no step of ours; is the server scheduled?")
-    # The prefill in front of the first decode step is no part of any.
+    # The prefill before the first decode step is in no step.
     return Trace(tuple(each for each in device if each.begin >= min(began)), host)
 
 
 def summary(trace: Trace) -> dict[str, Any]:
-    """Figures a step, microseconds: all JSON."""
+    """Compute the JSON figures of a step, times in microseconds."""
     steps = trace.of(STEP)
     stages = sorted({event.name for event in trace.host})
     period = [b.begin - a.begin for a, b in pairwise(steps)]
@@ -85,8 +84,10 @@ def summary(trace: Trace) -> dict[str, Any]:
 
 
 def ours(trace: Trace) -> float:
-    """Host time of a step that is spent in our code: of its launch what is not in SGLang's calls
-    (median), and plans and what is learned outside of launches (mean)."""
+    """Compute the host time in us that our code uses in a step.
+
+    It is the median launch without SGLang's calls, plus the mean of planning and learning outside
+    of launches."""
     theirs = [event for name in THEIRS for event in trace.of(name)]
     steps = trace.of(STEP)
     launches = [step.us - sum(each.us for each in theirs if within(each, step)) for step in steps]
@@ -100,13 +101,13 @@ def within(event: Event, step: Event) -> bool:
 
 
 def outside(trace: Trace, stage: str) -> list[Event]:
-    """Spans of a stage that do not lie within a step's launch, which counts them already."""
+    """List the spans of a stage outside of step launches, whose time includes the other spans."""
     steps = trace.of(STEP)
     return [event for event in trace.of(stage) if not any(within(event, step) for step in steps)]
 
 
 def device_figures(events: Sequence[Event], steps: int) -> dict[str, Any]:
-    """Busy and waiting time of the device; nulls where it has no events, as on a CPU."""
+    """Compute busy and waiting times of the device; nulls without events, as on a CPU."""
     if not events:
         return {"device_busy_share": None, "waits_us": None, "longest_wait_us": None, "kernels": {}}
     merged = busy(events)

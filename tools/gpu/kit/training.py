@@ -1,12 +1,11 @@
 """Train a DSpark drafter on the device for as long as the call lasts: the stage `train`.
 
 A plain server answers prompts first (`answers.py`), for two minutes at most; the rest of the time
-is training. The first steps are timed, with torch.compile and without, and the quicker way stays;
-so many steps are planned as fit into the time that is left, or into $KIT_TRAIN_SECONDS, which may
-be that of several calls. Where the time is up before, the run goes on in the next call from the
-trainer's state, exactly. Products are bfloat16 on a GPU; $KIT_LAYERS sets the draft layers. The
-drafter comes back in files below 16 MiB, of which tools/gpu/join makes it again. Without a GPU a
-tiny target's drafter is trained for a moment.
+is training. The first steps are timed with torch.compile and without, and the faster way is kept.
+The planned steps fill the time left, or $KIT_TRAIN_SECONDS, which may span several calls. If the
+time is up earlier, the next call resumes exactly from the trainer's state. Products are bfloat16 on
+a GPU; $KIT_LAYERS sets the draft layers. The drafter is returned in files below 16 MiB, which
+tools/gpu/join joins. Without a GPU a tiny target's drafter is trained for a few steps.
 """
 
 from __future__ import annotations
@@ -40,24 +39,24 @@ from tools.gpu.kit.runs import device_here, run_config
 from tools.gpu.kit.stages import GOES_ON
 from tools.gpu.packing.arrival import kit_home
 
-PROBE = 24  # steps that are timed in either way; the first third warms up
-GAIN = 0.97  # a compiled step must take less than this share of the other
+PROBE = 24  # steps timed with and without torch.compile; the first third warms up
+GAIN = 0.97  # a compiled step must take less than this share of an eager one
 NAME = "drafter"
 READY_S = 250.0  # a plain server's first start on a machine, at most
 ANSWERS_S = 120.0
 LEAST_TRAINING_S = 60.0
-MOST_PIECES = 5  # of eight files: the manifest, the stage's rows and the call's log come back too
+MOST_PIECES = 5  # of eight files: manifest, the stage's rows and the call's log are returned too
 _READY_SHARE, _ANSWERS_SHARE = 0.4, 0.4
-_ENDING_S = 30.0  # to save, to measure and to cut the drafter
-_SHARE = 0.9  # of the time that the planned steps are to fill
-_STATE_S = 60.0  # between states to go on from
+_ENDING_S = 30.0  # to save, measure and split the drafter
+_SHARE = 0.9  # share of the time that planned steps fill
+_STATE_S = 60.0  # between saved states
 _MOST_STEPS = {"cuda": 60_000, "cpu": 60}
 
 
 @dataclass(frozen=True)
 class Course:
-    """The plan of the first call. compiled: parts of the drafter by torch.compile;
-    step_s: seconds of a step so; eager_s, compiled_s: as they were measured."""
+    """The plan of the first call. compiled: use torch.compile for parts of the drafter. step_s: the
+    measured seconds of a step, compiled or not."""
 
     steps: int
     compiled: bool
@@ -68,9 +67,9 @@ class Course:
 
 @dataclass(frozen=True)
 class Budget:
-    """Seconds at most: until the server is ready, for prompts and answers, and for training.
+    """Most seconds until the server is ready, for prompts and answers, and for training.
 
-    What the first two do not need, training has too.
+    Training also gets the time that the first two do not use.
     """
 
     ready_s: float
@@ -79,7 +78,7 @@ class Budget:
 
 
 class TimeUpError(Exception):
-    """The call ends; the state is written."""
+    """The call ends; the trainer's state is saved."""
 
 
 def main() -> int:
@@ -99,10 +98,10 @@ def main() -> int:
 
 
 def budget_of(seconds: float) -> Budget:
-    """Divide a call's seconds, those of the end kept back.
+    """Divide a call's seconds after reserving those for its end.
 
-    Answers take two minutes or two fifths of what the server's start leaves. Raises DSparkError
-    when that leaves too little to train.
+    Answers get at most two minutes and two fifths of the time after the server's start. Raises
+    DSparkError if too little is left to train.
     """
     usable = seconds - _ENDING_S
     ready_s = min(READY_S, _READY_SHARE * usable)
@@ -117,7 +116,9 @@ def budget_of(seconds: float) -> Budget:
 
 
 def trained(cfg: RunConfig, device: str, left: Callable[[], float]) -> int:
-    """Plan or go on with the run, train, send the drafter; the stage's status."""
+    """Plan or resume the run, train, send the drafter; return the stage's status.
+
+    Raises DSparkError if the drafter has too many pieces."""
     file = cfg.run_dir / "course.json"
     if file.is_file():
         course = Course(**json.loads(file.read_text()))
@@ -135,9 +136,10 @@ def trained(cfg: RunConfig, device: str, left: Callable[[], float]) -> int:
 
 
 def planned(cfg: RunConfig, device: str, seconds: float) -> Course:
-    """Time first steps in both ways, which count as steps of the run, and plan the others.
+    """Time the run's first steps with and without torch.compile, and plan the remaining ones.
 
-    They are within the warm-up, where the learning rate does not depend on how many follow.
+    They count as steps of the run. They are within the warm-up, where the learning rate does not
+    depend on the number of steps.
     """
     began = time.monotonic()
     probing = cfg.schedule.model_copy(
@@ -149,10 +151,10 @@ def planned(cfg: RunConfig, device: str, seconds: float) -> Course:
     compile_parts(trainer.learner.module, device)
     compiled_s = step_seconds(trainer)
     trainer.save()
-    step_s = min(eager_s, compiled_s)
     room = float(os.environ.get("KIT_TRAIN_SECONDS", seconds)) - (time.monotonic() - began)
-    steps = 2 * PROBE + max(1, int(_SHARE * room / step_s))
     compiled = compiled_s < GAIN * eager_s
+    step_s = compiled_s if compiled else eager_s
+    steps = 2 * PROBE + max(1, int(_SHARE * room / step_s))
     return Course(min(steps, _MOST_STEPS[device]), compiled, step_s, eager_s, compiled_s)
 
 
@@ -169,17 +171,18 @@ def step_seconds(trainer: Trainer) -> float:
 
 
 def compile_parts(module: nn.Module, device: str) -> None:
-    """Norms and MLPs through torch.compile, in place: what is many small kernels otherwise, of
-    shapes that change with every step. Without a GPU they are traced and not compiled, which would
-    take a minute."""
-    torch._dynamo.config.recompile_limit = 64  # a class's parts share their code, not their shapes
+    """Compile norms and MLPs by torch.compile, in place.
+
+    Eagerly they are many small kernels, of shapes that change with every step. Without a GPU they
+    are only traced, because compiling would take a minute."""
+    torch._dynamo.config.recompile_limit = 64  # modules of a class share code, not shapes
     for part in module.modules():
         if isinstance(part, RMSNorm | MLP):
             part.compile(dynamic=True, backend="inductor" if device == "cuda" else "eager")
 
 
 def timed(cfg: RunConfig, course: Course) -> RunConfig:
-    """The run of a course: states about every minute, some lines and validations in between."""
+    """Set the run's steps and intervals: a saved state a minute, some logs and validations."""
     every = max(1, min(int(_STATE_S / course.step_s), course.steps // 2))
     steps = {
         "steps": course.steps,
@@ -192,7 +195,7 @@ def timed(cfg: RunConfig, course: Course) -> RunConfig:
 
 
 def train(cfg: RunConfig, compiled: bool, may_go_on: Callable[[], bool]) -> bool:
-    """Train on from the run's state; whether all steps are done."""
+    """Train from the run's saved state; return whether all steps are done."""
     trainer, note = prepare(cfg, world=World.join(cfg.schedule.device))
     say(note=note)
     if compiled:

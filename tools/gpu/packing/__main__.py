@@ -1,4 +1,4 @@
-"""`tools/gpu/pack`: what a server needs on a GPU machine without a network, in pieces."""
+"""Pack in pieces what a server needs on a GPU machine without a network: `tools/gpu/pack`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _RUNS = Path(__file__).resolve().parents[3] / "runs" / "gpu"
 
 
 def main() -> int:
-    """Status 0 when every piece is there, 1 after one line of what was wrong."""
+    """Pack; return 0 if all pieces are written, or 1 after printing the error on one line."""
     parser = argparse.ArgumentParser(prog="tools/gpu/pack", description=__doc__)
     parser.add_argument("--out", type=Path, default=_RUNS / "pieces", help="folder for the pieces")
     parser.add_argument(

@@ -1,6 +1,6 @@
-"""Takes pieces in where they arrive: checked, kept until their parcel is whole, then installed.
+"""Receive pieces on the GPU machine: check them, keep them until their parcel is complete, install.
 
-What is installed lies outside of the tree, which every call brings anew: $KIT_HOME, or
+Parcels are installed outside of the tree, which every call sends anew: in $KIT_HOME, or
 ~/.cache/sglang-dspark-kit. A parcel of wheels becomes a folder of packages, any other a folder of
 its files. Standard library and pip only.
 """
@@ -30,7 +30,7 @@ from tools.gpu.packing.pieces import (
 )
 
 SGLANG = "sglang"  # the parcel of wheels: SGLang and what it imports
-PROMPTS = "prompts"  # files of prompts to train on, where the packer was given some
+PROMPTS = "prompts"  # files of prompts to train on, if the packer was given any
 _DIGEST = ".parcel"  # in an installed parcel: SHA-256 of the tar that it came from
 _PLUGIN = "plugin"
 _TOOLKIT = Path("/usr/local/cuda")
@@ -38,15 +38,15 @@ _ROOT = Path(__file__).resolve().parents[3]
 
 
 def kit_home() -> Path:
-    """Return the folder where parcels are installed and models made."""
+    """Return the folder in which parcels are installed and models are written."""
     named = os.environ.get("KIT_HOME")
     return Path(named) if named else Path.home() / ".cache" / "sglang-dspark-kit"
 
 
 def take_in(folder: Path, home: Path, say: Callable[[str], None]) -> list[str]:
-    """Take over the pieces that lie in `folder`; what was wrong with them, a line each.
+    """Receive the pieces in `folder`, install complete parcels, and return a line for each error.
 
-    Pieces that came before are kept in `home`, and so is the manifest.
+    Earlier pieces and the manifest are kept in `home`.
     """
     try:
         parcels = read_manifest(folder) or read_manifest(home)
@@ -79,12 +79,12 @@ def installed(parcel: Parcel, home: Path) -> bool:
 
 
 def has(name: str, home: Path) -> bool:
-    """Return whether a parcel of that name, as the manifest has it, is installed."""
+    """Return whether the manifest's parcel of that name is installed."""
     return any(installed(each, home) for each in read_manifest(home) if each.name == name)
 
 
 def waits_for(names: Sequence[str], home: Path) -> list[str]:
-    """Pieces that have not come yet of these parcels, without their ending."""
+    """Return the names, without suffix, of these parcels' missing pieces."""
     wanted = [each for each in read_manifest(home) if each.name in names]
     absent = [each for each in wanted if not installed(each, home)]
     pieces = [piece for each in absent for piece in missing(each, home / "pieces")]
@@ -92,11 +92,11 @@ def waits_for(names: Sequence[str], home: Path) -> list[str]:
 
 
 def environment(home: Path) -> dict[str, str]:
-    """Variables of a process that runs from the parcel of SGLang; none while it is not installed.
+    """Return the variables of a process that runs from the parcel of SGLang; empty without it.
 
-    What SGLang has in Rust is not sent, as it is linked to one version of torch, and its kernels
-    are those of another release, which torch 2.11 can load. It looks for CUDA's libraries beside
-    the `nvcc` of $PATH, which may be a script that only calls the one of the toolkit.
+    SGLang's Rust code is not sent, because it is linked to one version of torch, and its kernels
+    are those of another release, which torch 2.11 can load. SGLang looks for CUDA's libraries next
+    to the `nvcc` of $PATH, which may be a script that only calls the toolkit's.
     """
     if not has(SGLANG, home):
         return {}
@@ -111,7 +111,7 @@ def environment(home: Path) -> dict[str, str]:
 
 
 def _keep(parcel: Parcel, folder: Path, kept: Path) -> list[str]:
-    """Copy what came of a parcel and is whole; a line for each piece that is not."""
+    """Copy a parcel's intact new pieces to `kept`; return a line for each damaged one."""
     wrong = []
     for piece in parcel.pieces:
         came = folder / piece.name
@@ -154,7 +154,7 @@ def _unpack_wheels(name: str, wheels: Sequence[Path], site: Path) -> None:
 
 
 def _announce(site: Path) -> None:
-    """Tell SGLang of this tree's plugin, as an installed package would."""
+    """Write metadata by which SGLang finds this tree's plugin, as for an installed package."""
     project = tomllib.loads((_ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     lines = []
     for group, entries in project["entry-points"].items():

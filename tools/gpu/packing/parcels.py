@@ -1,6 +1,4 @@
-"""List the parcels in the order of their use: SGLang with all it imports, the demo's models, and
-prompts to train on, if any.
-"""
+"""List the parcels in the order of use: SGLang and its imports, the demo's models, any prompts."""
 
 from __future__ import annotations
 
@@ -19,10 +17,10 @@ from tools.gpu.packing.wheels import Pin, obtain, read_pins, recipe, thin
 
 
 def all_parcels(downloads: Path, python: str, prompts: Sequence[Path] = ()) -> tuple[Contents, ...]:
-    """The parcels of the kit for a Python version. downloads: where wheels and weights are kept.
-    prompts: JSONL files of prompts to train on.
+    """List the kit's parcels for a Python version.
 
-    Raises DSparkError for a file of prompts that is none.
+    downloads: folder of wheels and weights. prompts: JSONL files of prompts to train on. Raises
+    DSparkError for an invalid file of prompts.
     """
     drafter = shipped_drafter_path()
     weights = f"{source.GGUF_SHA256} {named_sha256(sorted(drafter.iterdir()))}"
@@ -42,7 +40,7 @@ def _wheels(pins: tuple[Pin, ...], downloads: Path, python: str) -> Contents:
 
 
 def _models(downloads: Path, drafter: Path, folder: Path) -> None:
-    """The demo target's GGUF, converted where it arrives, and its drafter."""
+    """Copy the demo target's GGUF, which the GPU machine converts, and its drafter."""
     kept = downloads / source.GGUF_NAME
     if not kept.is_file() or file_sha256(kept) != source.GGUF_SHA256:
         downloads.mkdir(parents=True, exist_ok=True)
@@ -52,7 +50,7 @@ def _models(downloads: Path, drafter: Path, folder: Path) -> None:
 
 
 def _prompts(files: Sequence[Path]) -> tuple[Contents, ...]:
-    """A parcel of prompt files, numbered in the order given; none without one."""
+    """Return a parcel of the prompt files, numbered in their order; empty without files."""
     if not files:
         return ()
     for file in files:

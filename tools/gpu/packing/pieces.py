@@ -1,8 +1,8 @@
-"""Parcels cut into pieces that are small enough to be sent, and made whole again on arrival.
+"""Split parcels into pieces that are small enough to send, and join them on arrival.
 
-A parcel is a tar of files. Its pieces are numbered through all parcels, in the order in which they
-are to be sent; the manifest beside them has SHA-256 of each and of the whole. Standard library
-only: pieces arrive where nothing else is installed yet.
+A parcel is a tar of files. Its pieces are numbered through all parcels, in the order of sending;
+the manifest in the same folder has SHA-256 of each piece and of the whole tar. Standard library
+only: the machine that receives pieces has no other packages yet.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class Parcel:
-    """A tar in pieces. made_of: digest of what it was made from; sha256: of the whole tar."""
+    """A tar in pieces. made_of: digest of its recipe and cut; sha256: of the whole tar."""
 
     name: str
     made_of: str
@@ -44,7 +44,7 @@ class Parcel:
 @dataclass(frozen=True)
 class Contents:
     """Contents of a parcel. recipe: a text that determines the files completely.
-    fill: puts the files into an empty folder."""
+    fill: writes the files to an empty folder."""
 
     name: str
     recipe: str
@@ -54,10 +54,11 @@ class Contents:
 def pack(
     contents: Sequence[Contents], folder: Path, most: int, say: Callable[[str], None]
 ) -> tuple[Parcel, ...]:
-    """Write all parcels in pieces of at most `most` bytes; what is there already stays.
+    """Write all parcels in pieces of at most `most` bytes; intact ones are kept.
 
-    The manifest grows by each finished parcel, so a run that was cut off goes on where it stopped.
-    Raises DSparkError for a size below 1 and a damaged manifest, and as `fill` does.
+    The manifest grows by each finished parcel, so an interrupted run resumes. Other `*.tar` files
+    in the folder are deleted. Raises DSparkError for a size below 1 and a damaged manifest, and as
+    `fill` does.
     """
     if most < 1:
         raise DSparkError(f"pieces of {most} bytes hold nothing; give a size of at least 1 MiB")
@@ -80,7 +81,7 @@ def pack(
 
 
 def missing(parcel: Parcel, folder: Path) -> list[str]:
-    """Names of the pieces that the folder lacks or has damaged."""
+    """Return the names of pieces that are missing from the folder or damaged."""
     return [piece.name for piece in parcel.pieces if not intact(piece, folder)]
 
 
@@ -93,9 +94,9 @@ def intact(piece: Piece, folder: Path) -> bool:
 
 
 def open_parcel(parcel: Parcel, folder: Path, out: Path) -> None:
-    """Put the parcel's files into the folder `out`, from pieces that are all there.
+    """Extract the parcel's files to the folder `out`; all its pieces must be in `folder`.
 
-    Raises DSparkError when together they are not the parcel.
+    Raises DSparkError if the joined pieces differ from the parcel.
     """
     with tempfile.TemporaryFile(dir=out.parent) as whole:
         found = hashlib.sha256()
@@ -114,7 +115,7 @@ def open_parcel(parcel: Parcel, folder: Path, out: Path) -> None:
 
 
 def read_manifest(folder: Path) -> tuple[Parcel, ...]:
-    """The parcels that a folder's manifest names; none without one. DSparkError: it is damaged."""
+    """Return the parcels of a folder's manifest, () without one. Raises DSparkError if damaged."""
     file = folder / MANIFEST
     if not file.is_file():
         return ()
@@ -146,7 +147,7 @@ def _make(each: Contents, made_of: str, folder: Path, first: int, most: int) -> 
 
 
 def _tar(files: Path, out: Path) -> None:
-    """All files below a folder, in one order and without times, so that it is the same each day."""
+    """Write a reproducible tar of all files below a folder: sorted, without times and owners."""
 
     def timeless(info: tarfile.TarInfo) -> tarfile.TarInfo:
         info.mtime = info.uid = info.gid = 0

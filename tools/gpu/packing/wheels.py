@@ -1,10 +1,10 @@
-"""The wheels a server needs beside torch and Triton, each pinned and checked: `wheels.txt`.
+"""Download and thin the wheels of a server beyond torch and Triton, pinned in `wheels.txt`.
 
 They are those of `requirements/cpu.lock` that a machine for CUDA work lacks, for its Python. Of
-SGLang and its kernels only what serves a text model on an H100 is kept: without image and video
-generation, what is in Rust (its Python replaces it), operators of attention backends that are not
-used here (FlashAttention 3, FlashMLA, InfLLM) and those of other chips. Where a server imports what
-it does not use and other wheels would bring, a file of `stand_ins` is sent instead.
+SGLang and its kernels only the part that serves a text model on an H100 is kept. Dropped are image
+and video generation, Rust code (Python replaces it), operators of attention backends that are not
+used here (FlashAttention 3, FlashMLA, InfLLM) and those of other chips. If a server imports but
+does not use code of further wheels, a file of `stand_ins` is sent instead.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from sglang_dspark.common.hashes import file_sha256
 from sglang_dspark.errors import DSparkError
 
 PINS = Path(__file__).resolve().parents[1] / "wheels.txt"
-PYTHONS = ("3.11", "3.12")  # that it has digests for; the GPU machine has 3.12
+PYTHONS = ("3.11", "3.12")  # versions with digests in the list; the GPU machine has 3.12
 LEFT_OUT = {
     "sglang": ("sglang/multimodal_gen/*", "sglang/*.so"),
     "sglang-kernel": ("sgl_kernel/flash*_ops*", "sgl_kernel/infllm_ops*", "sgl_kernel/sm100/*"),
@@ -39,7 +39,7 @@ STAND_INS = {
         f"{_OPS}/attention/flash_mla_interface.py": _STAND_INS / "flash_mla_interface.py",
     },
 }
-# Every glibc that the machine may have: pip takes each number for itself alone.
+# Every glibc that the machine may have: pip matches each number exactly.
 _PLATFORMS = tuple(
     f"manylinux{glibc}_x86_64"
     for glibc in ("1", "2010", "2014", *(f"_2_{minor}" for minor in range(5, 40)))
@@ -48,20 +48,20 @@ _PLATFORMS = tuple(
 
 @dataclass(frozen=True)
 class Pin:
-    """One line of the list. digests: SHA-256 of the wheels that it may be, one for each Python."""
+    """One line of the list. digests: SHA-256 of the allowed wheels, one for each Python."""
 
     name: str
     version: str
     digests: tuple[str, ...]
 
     def line(self) -> str:
-        """As pip reads it."""
+        """Format the line for pip."""
         hashes = " ".join(f"--hash=sha256:{digest}" for digest in self.digests)
         return f"{self.name}=={self.version} {hashes}"
 
 
 def read_pins(path: Path = PINS) -> tuple[Pin, ...]:
-    """The list. Raises DSparkError for a line without version or digest."""
+    """Read the list. Raises DSparkError for a line without version or digest."""
     pins = []
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
         if not line.strip() or line.startswith("#"):
@@ -74,9 +74,9 @@ def read_pins(path: Path = PINS) -> tuple[Pin, ...]:
 
 
 def obtain(pins: Sequence[Pin], folder: Path, python: str) -> dict[str, Path]:
-    """A checked wheel for each pin, by name; what the folder has with the right digest stays.
+    """Download a checked wheel for each pin, by name; wheels with the right digest are reused.
 
-    python: `3.12`. Raises DSparkError, in one line, when the package index does not give them.
+    python: `3.12`. Raises DSparkError, in one line, if the package index lacks one.
     """
     folder.mkdir(parents=True, exist_ok=True)
     found = _there(pins, folder, python)
@@ -90,11 +90,10 @@ def obtain(pins: Sequence[Pin], folder: Path, python: str) -> dict[str, Path]:
 
 
 def thin(name: str, wheel: Path, out: Path) -> Path:
-    """The wheel in the folder `out`, without what `LEFT_OUT` names for that package and with what
-    `STAND_INS` has for it.
+    """Write the wheel to `out` without the package's `LEFT_OUT` and with its `STAND_INS`.
 
-    Compressed by LZMA, which pip reads as well, to a good fifth less than a wheel is.
-    Raises DSparkError for a wheel that has no file for a stand-in to replace.
+    It is compressed by LZMA, which pip reads too, and is more than 20% smaller. Raises DSparkError
+    if the wheel lacks a file that a stand-in replaces.
     """
     patterns, instead = LEFT_OUT.get(name, ()), STAND_INS.get(name, {})
 
@@ -118,7 +117,7 @@ def thin(name: str, wheel: Path, out: Path) -> Path:
 
 
 def _recorded(record: str, stays: Callable[[str], bool], instead: Mapping[str, Path]) -> str:
-    """A wheel's list of files: those that are kept; of a stand-in neither digest nor size."""
+    """Return the RECORD of a thinned wheel: kept files, stand-ins without digest and size."""
     lines = []
     for line in record.splitlines():
         file = line.split(",")[0]
@@ -128,14 +127,14 @@ def _recorded(record: str, stays: Callable[[str], bool], instead: Mapping[str, P
 
 
 def recipe(pins: Sequence[Pin], python: str) -> str:
-    """All that decides what a parcel of these wheels holds."""
+    """Return a text of all that determines the contents of a parcel of these wheels."""
     instead = [each for files in STAND_INS.values() for each in files.items()]
     texts = [f"{member}\n{file.read_text()}" for member, file in instead]
     return "\n".join([python, *(pin.line() for pin in pins), repr(LEFT_OUT), *texts])
 
 
 def _there(pins: Sequence[Pin], folder: Path, python: str) -> dict[str, Path]:
-    """Wheels of the folder that are pinned and fit the Python version."""
+    """Return the folder's wheels that are pinned and fit the Python version, by name."""
     major, minor = map(int, python.split("."))
     fitting = {*cpython_tags((major, minor), platforms=_PLATFORMS)}
     fitting |= {*compatible_tags((major, minor), platforms=_PLATFORMS)}

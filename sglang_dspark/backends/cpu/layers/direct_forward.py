@@ -4,7 +4,7 @@ Adapts the code around the layers in `ModelRunner.forward`, `EagerRunner._execut
 `LlamaForCausalLM.forward` and `LogitsProcessor.forward` (sglang/srt/model_executor/model_runner.py,
 runner/eager_runner.py, models/llama.py, layers/logits_processor.py). They check dozens of
 conditions that never change in a server. Here those are checked once a runner
-(`require_plain_runner`, `require_plain_target`), and only the others in every pass.
+(`require_plain_runner`, `require_plain_target`), and the others in every pass.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from sglang_dspark.backends.cpu.layers.layer_stack import LayerStack
 from sglang_dspark.backends.cpu.weight_methods import EmbeddingMethod, is_quantised
 from sglang_dspark.serving import upstream
 
-_PLAIN = "dspark_plain"  # attribute of a runner: (its model, the answer)
-OPTIONAL_HOOKS = (  # parts of a runner that act in a pass where they exist
+_PLAIN = "dspark_plain"  # attribute of a runner: (its model, whether it is plain)
+OPTIONAL_HOOKS = (  # optional parts of a runner that act in a pass
     "canary_manager",
     "decode_cuda_graph_runner",
     "device_timer",
@@ -43,7 +43,7 @@ class Window:
     """The fields of SGLang's `ForwardBatch` that a draft block or verify pass reads.
 
     input_ids, positions, out_cache_loc: [n] int64. req_pool_indices, seq_lens: [R], the lengths
-    before the windows. spec_info: has the length of each window.
+    before the windows. spec_info: contains the length of each window.
     """
 
     input_ids: Tensor
@@ -56,9 +56,9 @@ class Window:
 
 
 def supports_runner(runner: Any) -> bool:
-    """Return whether this pass of a runner is the model's layers and nothing else.
+    """Return whether this pass of a runner consists of only the model's layers.
 
-    Profilers and parts that were attached since the start are checked each time.
+    Profilers and parts attached since the start are checked each time.
     """
     found = runner.__dict__.get(_PLAIN)
     if found is None or found[0] is not runner.model:
@@ -77,14 +77,14 @@ def supports_runner(runner: Any) -> bool:
 
 
 def idle(hook: Any) -> bool:
-    """Return whether a graph runner's place has an `EagerRunner`, which holds no graph."""
+    """Return whether a graph runner's attribute is an `EagerRunner`, which has no graph."""
     return type(hook) is upstream.EagerRunner
 
 
 def require_plain_runner(runner: Any) -> None:
     """Require that a runner's passes are one unobserved eager forward of one rank.
 
-    Raises UnsupportedError where they are not, as the others here do.
+    Raises UnsupportedError where they are not, as the other functions here do.
     """
     parallel, model, backend = upstream.get_parallel(), runner.model, runner.attn_backend
     recorder = upstream.get_global_expert_distribution_recorder()
@@ -109,7 +109,7 @@ def require_plain_runner(runner: Any) -> None:
 
 
 def require_plain_target(model: Any) -> None:
-    """Require a target of layers, last norm and product with the LM head only."""
+    """Require a target that is only layers, last norm and product with the LM head."""
     inner = {
         upstream.LlamaForCausalLM: upstream.LlamaModel,
         upstream.Qwen2ForCausalLM: upstream.Qwen2Model,
@@ -165,8 +165,8 @@ def run(
 ) -> tuple[Tensor, list[Tensor]] | None:
     """Run embedding, layers and last norm of a window: normed [n, d], captures [n, d] each.
 
-    None where the compiled layers do not support the pass; nothing was written then, and the
-    runner's own forward plans attention anew.
+    None where the compiled layers do not support the pass; then no data is written, and the
+    runner's own forward plans attention again.
     """
     backend = runner.attn_backend
     hidden = packed_weights.embedded(embedding, window.input_ids)  # [n, d]

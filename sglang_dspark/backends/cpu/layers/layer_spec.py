@@ -2,7 +2,7 @@
 
 Reads upstream's modules (sglang/srt/models/{llama,llama_eagle,qwen2,qwen3,dflash}.py) once a layer,
 and again when weights are updated (layer_stack.py). Layers with other dtypes, quantisation, LoRA,
-biases but of queries, keys and values, shards or hooks are not supported; they keep upstream's
+shards, hooks or biases (except of queries, keys and values) are not supported; they use upstream's
 code, and the log names the reason (fast_paths.py).
 """
 
@@ -72,7 +72,7 @@ class LayerSpec:
     """The constants of a layer's passes, valid until a parameter is replaced.
 
     layer: without the addresses of keys and values. index: of the layer in the pool's buffers, from
-    the pool's start_layer. tensors: the layer's, whose memory stays allocated as long as addresses
+    the pool's start_layer. tensors: the layer's, whose memory stays allocated while addresses
     in it are used.
     """
 
@@ -86,7 +86,7 @@ class LayerSpec:
 def target_layer_of(layer: Any) -> LayerSpec:
     """Resolve a layer of a Llama, Qwen2 or Qwen3 target, with its weights in place.
 
-    Raises UnsupportedError where it is not supported, as the others here do."""
+    Raises UnsupportedError where it is not supported, as the other functions here do."""
     if type(layer) is upstream.Qwen2DecoderLayer:
         _require_plain(layer, (type(layer), upstream.Qwen2Attention, upstream.Qwen2MLP))
         _require_served_policy()
@@ -109,7 +109,7 @@ def _require_served_policy() -> None:
 
 
 def eagle_layer_of(layer: Any) -> LayerSpec:
-    """Resolve a layer of an MTP (EAGLE) draft, the first of which has no norm of its input."""
+    """Resolve a layer of an MTP (EAGLE) draft, whose first layer has no norm of its input."""
     _require_plain(layer, (upstream.EagleDecoderLayer, upstream.LlamaAttention, upstream.LlamaMLP))
     first = layer.self_attn.attn.layer_id == 0
     require(first == (_input_norm(layer) is None), "its first layer alone has no norm of its input")
@@ -132,7 +132,7 @@ def draft_layer_of(layer: Any) -> LayerSpec:
 
 
 def require_last_norm(norm: Any, width: int) -> None:
-    """Require that the norm behind the last layer of rows [n, width] is a plain one."""
+    """Require that the norm after the last layer of rows [n, width] is a plain one."""
     _require_norm(norm)
     require(not (norm._forward_hooks or norm._forward_pre_hooks), "its last norm has hooks")
     require(norm.weight.shape == (width,), "its last norm is not as wide as its rows")
@@ -183,7 +183,7 @@ def _weights(layer: Any) -> dict[str, Tensor]:
 
 
 def _qkv_bias(qkv: Any, shape: Shape) -> int | None:
-    """Return the address of the bias of queries, keys and values; None: they have none."""
+    """Return the address of the bias of queries, keys and values; None without a bias."""
     bias = qkv.bias
     if bias is None:
         return None
@@ -194,7 +194,7 @@ def _qkv_bias(qkv: Any, shape: Shape) -> int | None:
 
 
 def _kernel(weights: Mapping[str, Tensor]) -> NarrowMatmul:
-    """Return the one kernel that multiplies with all of them."""
+    """Return the one kernel for all these weights. Raises UnsupportedError if they differ."""
     kernels = [linear.kernel_of(weight) for weight in weights.values()]
     first = kernels[0]
     if first is None or any(kernel is not first for kernel in kernels):
@@ -203,7 +203,7 @@ def _kernel(weights: Mapping[str, Tensor]) -> NarrowMatmul:
 
 
 def _require_plain(layer: Any, kinds: tuple[type[Any], type[Any], type[Any]]) -> None:
-    """Require a plain target layer; kinds: of itself, its attention and its MLP."""
+    """Require a plain target layer; kinds: classes of the layer, its attention and its MLP."""
     parts = {"it": layer, "its attention": layer.self_attn, "its MLP": layer.mlp}
     for (what, module), kind in zip(parts.items(), kinds, strict=True):
         require_class(what, module, kind)
@@ -273,7 +273,7 @@ def _require_norm(norm: Any) -> None:
 
 def _plain_weight(layer: Any, name: str) -> Tensor:
     """Return the weight [N, K] of an unquantised linear layer."""
-    # Its classes derive from SGLang's, and the patches are listed where SGLang cannot be imported.
+    # Its classes derive from SGLang's, and patches are listed where SGLang cannot be imported.
     from sglang_dspark.backends.cpu.weight_methods import LinearMethod
 
     kinds = (LinearMethod, upstream.UnquantizedLinearMethod)
@@ -294,12 +294,12 @@ def _product(name: str, weight: Tensor) -> Product:
 
 
 def norm_at(norm: Any) -> Norm:
-    """Describe an RMSNorm by address; None: no norm."""
+    """Describe an RMSNorm by its address; `norm` None: no norm."""
     return Norm() if norm is None else Norm(norm.weight.data_ptr(), norm.variance_epsilon)
 
 
 def _require_sizes(shape: Shape, weights: Mapping[str, Tensor], layer: Any) -> None:
-    """Require weights and norms of the sizes that the buffers assume."""
+    """Require weights and norms of the sizes that the kernel's buffers assume."""
     query, key = shape.heads * shape.head, shape.kv_heads * shape.head
     expected = {
         "qkv": (query + 2 * key, shape.hidden),

@@ -1,10 +1,10 @@
-"""Run all decoder layers of a model in one compiled call, in the place of upstream's loops.
+"""Run all decoder layers of a model in one compiled call, in place of upstream's loops.
 
 Upstream: sglang/srt/models/{llama,qwen2,qwen3}.py, `forward` of the model class, and
 models/dflash.py, `DFlashDraftModel.forward`. With a handful of rows SGLang's modules, boundaries
-and linear wrappers cost more than a small layer's arithmetic besides the products, so a pass and
-its tensors are checked once and csrc/layers.cpp does the rest. A model, a pass or a tensor that it
-does not support keeps upstream's forward.
+and linear wrappers cost more than a small layer's arithmetic without the products. So a pass and
+its tensors are checked once and csrc/layers.cpp does the rest. An unsupported model, pass or tensor
+uses upstream's forward.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _STACK = "dspark_layer_stack"  # attribute of a model
 
 
 class _Stack(ctypes.Structure):
-    """All layers as csrc/layers.h declares them."""
+    """All layers in the form of csrc/layers.h."""
 
     _fields_ = (
         ("layers", ctypes.POINTER(Layer)),
@@ -42,7 +42,7 @@ class _Stack(ctypes.Structure):
 
 
 class _Rows(ctypes.Structure):
-    """The rows of a pass as csrc/layers.h declares them."""
+    """The rows of a pass in the form of csrc/layers.h."""
 
     _fields_ = (
         *((name, ctypes.c_int64) for name in ("n", "block")),
@@ -61,24 +61,24 @@ _ARGUMENTS = (
 class LayerStack:
     """The layers of a model, all of one shape, and its last norm, by address.
 
-    New values in the same memory need no notice; where parameters are exchanged the stack is
-    resolved anew (`forget`).
+    New values in the same memory are read directly; where parameters are replaced the stack is
+    resolved again (`forget`).
     """
 
     def __init__(self, layers: Sequence[LayerSpec], last_norm: Any):
-        """last_norm: None for a model without a norm behind its layers."""
+        """Store layers and last norm by address. last_norm: None for a model without one."""
         self.layers = tuple(layers)
         self.shape = layers[0].shape
         weights = [each for layer in layers for each in layer.tensors]
         self._last_norm = layer_spec.norm_at(last_norm)
         if last_norm is not None:
             weights.append(last_norm.weight)
-        # The kernel reads by address: this memory stays allocated as long as the stack.
+        # The kernel reads by address: this memory stays allocated while the stack exists.
         self._storages = [each.untyped_storage() for each in weights]
         self._found: tuple[tuple[int, ...], _Stack] | None = None
 
     def for_pool(self, pool: Any) -> _Stack:
-        """Return the layers with the buffers of a K/V pool, rebuilt when these moved."""
+        """Return the layers with the buffers of a K/V pool, rebuilt if the buffers moved."""
         key = tuple(map(Tensor.data_ptr, [*pool.k_buffer, *pool.v_buffer]))
         if self._found is None or self._found[0] != key:
             layers = (Layer * len(self.layers))(*(each.layer for each in self.layers))
@@ -95,12 +95,12 @@ class LayerStack:
 
 @lru_cache(maxsize=8)
 def _scratch(width: int) -> Tensor:
-    """Return memory for the most rows of a pass; one pass runs at a time."""
+    """Allocate memory for the most rows of a pass; one pass runs at a time."""
     return torch.empty(linear.MAX_ROWS * width, dtype=_FLOAT)
 
 
 def stack_of(model: Any, resolve: Callable[[Any], LayerSpec]) -> LayerStack:
-    """Resolve `model.layers` and, if it has one, `model.norm` behind them.
+    """Resolve `model.layers` and, if it has one, `model.norm` after them.
 
     Raises UnsupportedError where one is not supported.
     """
@@ -134,7 +134,7 @@ def pass_of(
     stack: LayerStack, backend: Any, positions: Tensor, hidden: Any, forward_batch: Any
 ) -> StackPass | None:
     """Describe the pass of positions [n], hidden [n, d] and the batch; None if unsupported."""
-    # Patches import this module while plugins load, when the backend's base class cannot be.
+    # Patches import this module while plugins load; the backend's base class cannot load then.
     from sglang_dspark.backends.cpu.attention import DsparkCpuAttnBackend
 
     slots = forward_batch.out_cache_loc
@@ -163,8 +163,8 @@ def run(
 ) -> tuple[Tensor, list[Tensor]]:
     """Run all layers and the last norm over the embedding [n, d]: normed output, captures.
 
-    captured: layers whose input, all additions made, is wanted. All results are [n, d] and the
-    caller's own; `hidden` is not modified.
+    captured: layers whose input, with all additions, is returned. All results are [n, d] and
+    copies of the caller; `hidden` is not modified.
     """
     layers = operator("layers", *_ARGUMENTS, returns=ctypes.c_int32)
     assert layers is not None, "a stack is resolved where `linear.prepare` finds a kernel"
@@ -213,7 +213,7 @@ def forward_target(
 ) -> Any:
     """Run a target's layers (AROUND hook): hidden [n, d], with captured layers' inputs if any.
 
-    Upstream's residual stream is not returned: nothing else of a whole, plain stack touches it.
+    Upstream's residual stream is not returned: no other code reads it in a whole, plain stack.
     """
     group = model.pp_group
     stack = None
@@ -286,7 +286,7 @@ def stack_of_model(model: Any, resolve: Callable[[Any], LayerSpec]) -> Any:
 
 
 def forget(model: Any) -> None:
-    """Resolve a served model anew at its next pass: its weights are about to be updated."""
+    """Resolve a served model again at its next pass: its weights are about to be updated."""
     for module in (model, getattr(model, "model", None)):
         if module is not None:
             module.__dict__.pop(_STACK, None)
@@ -296,5 +296,5 @@ weight_updates.BEFORE_UPDATE.append(forget)
 
 
 def step_for(stack: Any, positions: Tensor, hidden: Any, forward_batch: Any) -> Any:
-    """`pass_of` with the attention backend of the pass in progress."""
+    """Call `pass_of` with the attention backend of the pass in progress."""
     return pass_of(stack, upstream.get_attn_backend(), positions, hidden, forward_batch)

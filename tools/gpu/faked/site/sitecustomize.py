@@ -1,8 +1,8 @@
-"""Install the faked GPU in every Python process of a server, its children too."""
+"""Install the faked GPU in every Python process of a server, including its children."""
 
 import sys
 
-# Servers, their children, and the kit's stages; pip, ninja and the like start without torch.
+# Servers, their children, and the kit's stages; pip and ninja start without torch.
 _STAGE = ("tools.gpu.kit.", "tools.gpu.faked.first")
 _FAKED = ("sglang", "multiprocessing", *_STAGE)
 

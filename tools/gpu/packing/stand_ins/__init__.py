@@ -1,1 +1,1 @@
-"""Files that `tools/gpu/pack` puts in place of some of SGLang's."""
+"""Stubs by which `tools/gpu/pack` replaces some of SGLang's files."""

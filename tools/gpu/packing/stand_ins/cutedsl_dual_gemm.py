@@ -1,7 +1,7 @@
-"""Replace SGLang's fused gate and up product, which is for Blackwell alone, by a stub.
+"""Replace SGLang's fused gate and up product, which is only for Blackwell, by a stub.
 
-Every CUDA server asks that module whether its kernel fits, and to import it takes CuTe DSL, 92 MB
-of wheels. On a Hopper GPU the answer is no: it is given here, without them.
+Every CUDA server calls that module to check whether its kernel can be used, and its import requires
+CuTe DSL, 92 MB of wheels. On a Hopper GPU the result is False: the stub returns it without them.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ MAX_DUAL_GEMM_DECODE_TOKENS = 16
 
 
 class DualGemmQuantMode(IntEnum):
-    """Quantisation of the activations behind the product."""
+    """Quantisation of the activations after the product."""
 
     STATIC_PER_TENSOR = 0
     STATIC_PER_TOKEN = 1
@@ -24,5 +24,5 @@ class DualGemmQuantMode(IntEnum):
 def can_use_dual_gemm(
     num_tokens: int, hidden_size: int, intermediate_size: int, quant_mode: DualGemmQuantMode
 ) -> bool:
-    """Never: the kernel is not here."""
+    """Return False: the kernel was not sent."""
     return False

@@ -1,7 +1,7 @@
 """Replace SGLang's FlashMLA, attention over a latent cache, by a stub: its wheel is not sent.
 
-An EAGLE worker asks on every CUDA device whether its attention is of that kind; with the Triton
-backend it is not, and nothing here is called.
+An EAGLE worker imports it on every CUDA device to check whether its attention is of that kind. With
+the Triton backend it is not, so these functions are not called.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from typing import Any, NoReturn
 
 
 def get_mla_metadata(*_arguments: Any, **_options: Any) -> NoReturn:
-    """Raises RuntimeError."""
+    """Raise RuntimeError."""
     raise RuntimeError("FlashMLA was not sent; use --attention-backend triton")
 
 
 def flash_mla_with_kvcache(*_arguments: Any, **_options: Any) -> NoReturn:
-    """Raises RuntimeError."""
+    """Raise RuntimeError."""
     raise RuntimeError("FlashMLA was not sent; use --attention-backend triton")
