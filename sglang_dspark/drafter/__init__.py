@@ -1,4 +1,4 @@
-"""The semi-autoregressive drafter (paper, 3.1): parallel backbone, sequential head, confidence."""
+"""Semi-autoregressive drafter (paper, 3.1): parallel backbone, sequential head, confidence."""
 
 from sglang_dspark.drafter.checkpoint import load_drafter, save_drafter
 from sglang_dspark.drafter.config import DrafterConfig

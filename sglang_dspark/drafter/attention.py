@@ -1,10 +1,12 @@
-"""Attention of a draft block: every position sees the target's context before its anchor and all
-positions of its own block, in both directions, and no other block (paper, 3.1.1).
+"""Compute the attention of a draft block.
 
-Context and block keys are scored apart and share one softmax, so that many blocks of one sequence
-share its context keys. `block_attention` takes sequences of one length; `packed_attention` takes
-contexts end to end and densely packed blocks, told apart by token-level indices instead of a dense
-mask over the packed length (paper, 5.1).
+Every position sees the target's context before its anchor and all positions of its own block, in
+both directions, and no other block (paper, 3.1.1).
+
+Context and block keys are scored separately and share one softmax, so that many blocks of one
+sequence share its context keys. `block_attention` supports sequences of one length.
+`packed_attention` supports contexts end to end and densely packed blocks, separated by token-level
+indices instead of a dense mask over the packed length (paper, 5.1).
 """
 
 from __future__ import annotations
@@ -40,9 +42,10 @@ def rope(
     share: float = 1.0,
     scaling: Scaling | None = None,
 ) -> Tensor:
-    """Rotary embedding, half-split layout. x [..., H, D], positions [...] broadcast over H.
+    """Apply the rotary embedding, half-split layout.
 
-    share: part of the D/2 planes that turn, the quickest ones; the others stand still.
+    x [..., H, D], positions [...] broadcast over H. share: part of the D/2 planes that rotate, the
+    fastest ones; the others do not.
     """
     half = x.shape[-1] // 2
     plane = torch.arange(half, device=x.device, dtype=torch.float32)
@@ -62,7 +65,8 @@ class PackedLayout:
     """Mask of the context tokens that each of P packed blocks may see.
 
     starts [S+1] int64: cumulative context lengths of S sequences; sequence [P] int64, ascending:
-    whose block it is; positions [P] int64: it sees the positions before this one of its sequence.
+    the sequence of each block; positions [P] int64: a block sees the positions before this one of
+    its sequence.
     """
 
     def __init__(self, starts: Tensor, sequence: Tensor, positions: Tensor):
@@ -70,23 +74,23 @@ class PackedLayout:
 
     @cached_property
     def context_lengths(self) -> list[int]:
-        """Context tokens of each sequence."""
+        """Return the context tokens of each sequence."""
         return self.starts.diff().tolist()
 
     @cached_property
     def block_counts(self) -> list[int]:
-        """Blocks of each sequence."""
+        """Return the number of blocks of each sequence."""
         return torch.bincount(self.sequence, minlength=len(self.starts) - 1).tolist()
 
     @cached_property
     def padded_context(self) -> Tensor:
-        """Rows of the packed context, padded with rows that no block sees: [S, T]."""
+        """Return rows of the packed context, padded with rows that no block sees: [S, T]."""
         steps = torch.arange(max(self.context_lengths), device=self.starts.device)
         return (self.starts[:-1, None] + steps).clamp(max=int(self.starts[-1]) - 1)
 
     @cached_property
     def padded_blocks(self) -> tuple[Tensor, Tensor]:
-        """Blocks by sequence [S, A], padded with others' blocks; and where each is in it: [P]."""
+        """Return blocks by sequence [S, A], padded with others, and each block's place [P]."""
         counts = torch.tensor(self.block_counts, device=self.starts.device)
         first = counts.cumsum(0) - counts
         width = max(self.block_counts)
@@ -107,11 +111,11 @@ def block_attention(
     causal: bool = False,
     window: int | None = None,
 ) -> Tensor:  # [S, A, g, Hq, D]
-    """Grouped-query attention of A blocks in each of S sequences.
+    """Compute grouped-query attention of A blocks in each of S sequences.
 
-    causal: query i of g sees the own keys up to g' - g + i; otherwise all own keys.
-    window: a block sees only the last `window` of its visible context tokens, whichever of its
-    positions looks, and all its own keys as ever.
+    causal: query i of g sees the own keys up to g' - g + i; otherwise all own keys. window: all
+    positions of a block see only the last `window` of its visible context tokens, and its own keys
+    as without a window.
     """
     s, a, g, heads, dim = q.shape
     ck, cv = context
@@ -144,10 +148,10 @@ def packed_attention(
     window: int | None = None,
     padded: bool | None = None,
 ) -> Tensor:  # [P, g, Hq, D]
-    """As `block_attention`, for packed blocks and contexts of different lengths; exact.
+    """Compute `block_attention` for packed blocks and contexts of different lengths; exact.
 
-    padded: pad the contexts to the longest and make one call, instead of one call a sequence.
-    None: as suits the device, many small calls being slow on a GPU and padding on a CPU.
+    padded: pad the contexts to the longest and make one call, instead of one call per sequence.
+    None: pad except on a CPU, as many small calls are slow on a GPU and padding on a CPU.
     """
     if padded is None:
         padded = q.device.type != "cpu"
@@ -194,12 +198,12 @@ class BlockAttention(nn.Module):
         self.window, self.causal = None, False
 
     def queries(self, x: Tensor, positions: Tensor) -> Tensor:
-        """x [..., d], positions [...] -> normed and rotated queries [..., Hq, D]."""
+        """Project x [..., d] at positions [...] to normed and rotated queries [..., Hq, D]."""
         q = self.q_norm(self.q_proj(x).view(*x.shape[:-1], self.c.num_heads, self.c.head_dim))
         return rope(q, positions, self.c.rope_theta, scaling=self.c.rope_scaling)
 
     def keys_values(self, x: Tensor, positions: Tensor) -> ContextKV:
-        """x [..., d], positions [...] -> normed and rotated keys, values [..., Hkv, D]."""
+        """Project x [..., d], positions [...] to normed, rotated keys, and values [..., Hkv, D]."""
         shape = (*x.shape[:-1], self.c.num_kv_heads, self.c.head_dim)
         k = self.k_norm(self.k_proj(x).view(shape))
         k = rope(k, positions, self.c.rope_theta, scaling=self.c.rope_scaling)

@@ -1,6 +1,8 @@
-"""The parallel backbone: a stack of layers over [anchor, mask, mask, ..], one pass for the whole
-block, with the target's hidden states injected as keys and values of every layer (paper, 3.1.1).
-Layers are dense or have experts (drafter/moe.py), on one residual stream or on several.
+"""Define the parallel backbone: a stack of layers over [anchor, mask, mask, ..].
+
+One pass computes the whole block, with the target's hidden states injected as keys and values of
+every layer (paper, 3.1.1). Layers are dense or have experts (drafter/moe.py), on one residual
+stream or on several.
 """
 
 from __future__ import annotations
@@ -45,8 +47,10 @@ class DraftLayer(nn.Module):
     def forward(
         self, x: Tensor, positions: Tensor, context: ContextKV, visible: Tensor | PackedLayout
     ) -> Tensor:
-        """x [..., gamma, d], or [..., gamma, n, d] of n streams -> the same shape; other arguments
-        as in BlockAttention."""
+        """Map x [..., gamma, d], or [..., gamma, n, d] of n streams, to the same shape.
+
+        Other arguments as in `BlockAttention`.
+        """
         x = self.attn_residual(
             x, lambda y: self.self_attn(self.input_layernorm(y), positions, context, visible)
         )
@@ -72,7 +76,7 @@ class Backbone(nn.Module):
             self.stream_read = StreamRead(self.streams, c.hidden_size, c.rms_norm_eps)
 
     def context_kv(self, features: Tensor, positions: Tensor) -> list[ContextKV]:
-        """features [..., m*d], positions [...] -> per layer keys, values [..., Hkv, D]."""
+        """Map features [..., m*d] at positions [...] to keys, values [..., Hkv, D] per layer."""
         x = self.hidden_norm(self.fc(features))
         return [layer.self_attn.keys_values(x, positions) for layer in self.layers]
 
@@ -83,7 +87,7 @@ class Backbone(nn.Module):
         context: Sequence[ContextKV],
         visible: Tensor | PackedLayout,
     ) -> Tensor:
-        """Embedded blocks x [..., gamma, d], anchor positions [...] -> h [..., gamma, d]."""
+        """Map embedded blocks x [..., gamma, d] at anchor positions [...] to h [..., gamma, d]."""
         steps = torch.arange(x.shape[-2], device=x.device)
         block_positions = positions[..., None] + steps  # [..., gamma]
         if self.streams > 1:

@@ -1,7 +1,7 @@
 """Read and write drafters in the format that stock SGLang serves as DSPARK.
 
-`check_drafter` decides whether a directory holds a drafter that can be computed, for a server's
-check, `dspark eval`, `dspark calibrate` and `dspark models convert` alike.
+`check_drafter` decides whether a directory holds a drafter that can be computed. A server's check,
+`dspark eval`, `dspark calibrate` and `dspark models convert` all use it.
 """
 
 from __future__ import annotations
@@ -69,13 +69,13 @@ def stored_name(name: str) -> str:
 
 
 def save_drafter(drafter: DSparkDrafter, path: Path, dtype: torch.dtype = torch.float32) -> None:
-    """Write what SGLang serves, `config.json` and `model.safetensors`, into `path`.
+    """Write the files that SGLang serves, `config.json` and `model.safetensors`, into `path`.
 
     Drafters with experts, a window or residual streams are written in the same way, under an
-    architecture of our own (drafter/config.py) that stock SGLang refuses; expert weights are stored
-    stacked, `layers.N.mlp.experts.{gate,up,down}_proj` [E, out, in]. They are not quantised here,
-    in any format they were read from: `dspark quantize` does that.
-    Raises DSparkError for a family of layers that it does not serve.
+    architecture of our own (drafter/config.py) that stock SGLang rejects. Expert weights are stored
+    stacked, `layers.N.mlp.experts.{gate,up,down}_proj` [E, out, in]. They are written unquantised,
+    even if they were read quantised; `dspark quantize` quantises them. Raises DSparkError for a
+    family of layers that SGLang does not serve.
     """
     if drafter.config.family != "qwen3":
         raise DSparkError(
@@ -87,9 +87,9 @@ def save_drafter(drafter: DSparkDrafter, path: Path, dtype: torch.dtype = torch.
 
 
 def own_tensors(drafter: DSparkDrafter, dtype: torch.dtype) -> dict[str, Tensor]:
-    """Name the drafter's own weights as a file does.
+    """Return the drafter's own weights by their names in a file.
 
-    The routers' biases stay float32: their steps are smaller than what bfloat16 resolves.
+    The routers' biases stay float32: their steps are smaller than the resolution of bfloat16.
     """
     return {
         stored_name(k): v.to(torch.float32 if k.endswith("e_score_correction_bias") else dtype)
@@ -101,8 +101,8 @@ def own_tensors(drafter: DSparkDrafter, dtype: torch.dtype) -> dict[str, Tensor]
 class DrafterFiles:
     """A drafter's directory that passed `check_drafter`.
 
-    raw: its config.json in SGLang's layout. stored: the tensors of its files; empty where they were
-    not looked at. reduction: of a Speculators drafter that is stored over a part of the vocabulary.
+    raw: its config.json in SGLang's layout. stored: the tensors of its files; empty if not checked.
+    reduction: of a Speculators drafter that is stored over a part of the vocabulary.
     """
 
     path: Path
@@ -114,8 +114,8 @@ class DrafterFiles:
     def load(self, lm_head: Tensor | None = None) -> dict[str, Tensor]:
         """Read the drafter's own weights; quantised experts are restored to float32.
 
-        lm_head: the target's [V, d], with which a stored part of it is compared. Raises DSparkError
-        where they differ.
+        lm_head: the target's [V, d], which is compared with the rows stored of it. Raises
+        DSparkError if they differ.
         """
         own = own_shapes(self.config, self.path)
         tensors = load_tensors({name: self.stored[name] for name in own})
@@ -130,11 +130,11 @@ class DrafterFiles:
 def check_drafter(
     path: Path, target: Target | None = None, *, weights: bool = True
 ) -> DrafterFiles:
-    """Check that a directory holds a DSpark drafter that can be computed, and for which target.
+    """Check that a directory holds a DSpark drafter that can be computed and fits the target.
 
-    weights: False looks at config.json alone. Otherwise names, shapes, types and values of the
-    tensors are checked, the values one tensor at a time.
-    Raises DSparkError in one line for the first fault.
+    weights: False checks config.json only. Otherwise names, shapes, types and values of the tensors
+    are checked, the values one tensor at a time. Raises DSparkError in one line for the first
+    fault.
     """
     path = Path(path)
     raw = read_config(path)
@@ -151,10 +151,10 @@ def check_drafter(
 
 
 def own_shapes(config: DrafterConfig, path: Path) -> dict[str, Shape]:
-    """Names and shapes of the tensors in a drafter's files, heads first.
+    """Return names and shapes of the tensors in a drafter's files, heads first.
 
     They are those of the drafter itself, built without memory; quantised experts are codes with
-    scales (quantisation/checkpoint.py). Raises DSparkError where sizes overflow.
+    scales (quantisation/checkpoint.py). Raises DSparkError if sizes overflow.
     """
     tensors = own_tensors(without_memory(lambda: DSparkDrafter(config), path), torch.float32)
     shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
@@ -166,7 +166,7 @@ def own_shapes(config: DrafterConfig, path: Path) -> dict[str, Shape]:
 def stored_bytes(path: Path) -> dict[str, int]:
     """Add up the bytes of a drafter's tensors by type, in lower case; quantised experts by format.
 
-    Raises DSparkError where config.json or the files cannot be read.
+    Raises DSparkError if config.json or the files cannot be read.
     """
     form, stored = raw_config(path).get(CONFIG_KEY, UNQUANTISED), stored_tensors(path)
     coded: set[str] = set()
@@ -208,7 +208,7 @@ def _require_weights(
 
 
 def _expert_parts(config: DrafterConfig, own: Shapes) -> Iterator[str]:
-    """Names of codes and scales of quantised experts."""
+    """Yield the names of codes and scales of quantised experts."""
     for name in expert_names(own) if config.expert_format != UNQUANTISED else ():
         yield from (each for each in (name, name + SCALE, name + GLOBAL_SCALE) if each in own)
 
@@ -218,7 +218,7 @@ def load_drafter(
 ) -> DSparkDrafter:
     """Load a drafter in float32 and attach it to the target's embedding and LM head [V, d].
 
-    num_layers: of the target, where it is known. Raises DSparkError as `check_drafter` does.
+    num_layers: of the target, if known. Raises DSparkError as `check_drafter` does.
     """
     files = check_drafter(path, target_with(embed_tokens, num_layers))
     drafter = DSparkDrafter(files.config)
@@ -251,7 +251,7 @@ def check_weights(
     name_in_file: Callable[[str], str],
     path: Path,
 ) -> Collection[str]:
-    """Check the files of a drafter as `built` does; returns the names of its tensors."""
+    """Check the files of a drafter as `built` does; return the names of its tensors."""
     state = without_memory(make, path).state_dict()
     own = {name_in_file(name): tuple(tensor.shape) for name, tensor in state.items()}
     require_shapes(path, own, stored)
@@ -264,14 +264,14 @@ def check_weights(
 def without_memory(make: Callable[[], Module], path: Path) -> Module:
     """Make the module that `path`/config.json describes, without memory for its weights.
 
-    Raises DSparkError where sizes overflow.
+    Raises DSparkError if sizes overflow.
     """
     with reading_config(path), torch.device("meta"), _Unfilled():
         return make()
 
 
 class _Unfilled(TorchFunctionMode):
-    """Skips `torch.nn.init`: there is nothing to fill, and on `meta` it imports the compiler."""
+    """A mode that skips `torch.nn.init`, which on `meta` fills nothing and imports the compiler."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
@@ -290,10 +290,10 @@ def fill_drafter(drafter: DSparkDrafter, path: Path) -> None:
 def write_checkpoint(path: Path, tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> None:
     """Write `model.safetensors` and `config.json` into `path`, each to a temporary name first.
 
-    `dtype` of the configuration becomes the type of most weights: by it SGLang chooses the type to
-    serve in, and loads a file that says float32 as float16.
-    Raises DSparkError when they cannot be written, and when the directory holds other weight files,
-    which would be read in place of these; an earlier checkpoint stays whole then.
+    `dtype` of the configuration becomes the type of most weights. SGLang chooses its serving type
+    by it, and serves a float32 drafter as float16. Raises DSparkError if the files cannot be
+    written, or if the directory holds other weight files, which would be read instead of these. An
+    earlier checkpoint is then unchanged.
     """
     path = Path(path)
     others = {file.name for file in path.glob("*.safetensors")} - {"model.safetensors"}
@@ -319,7 +319,7 @@ def write_checkpoint(path: Path, tensors: Mapping[str, Tensor], config: Mapping[
 
 
 def _dtype_of(tensors: Mapping[str, Tensor]) -> dict[str, str]:
-    """Return `dtype`, the floating-point type of most numbers; empty where there is none."""
+    """Return `dtype`, the floating-point type of most numbers; empty if there is none."""
     numbers: Counter[torch.dtype] = Counter()
     for tensor in tensors.values():
         if tensor.is_floating_point() and tensor.itemsize > 1:  # FP8 is the type of codes

@@ -1,5 +1,7 @@
-"""The confidence head: c_k, the chance that position k is accepted if all before it were (paper,
-3.2.1). A function of h_k and x_{k-1} only, never of x_k, so that admission by it is lossless.
+"""Define the confidence head: c_k, the chance that position k is accepted if all before it were.
+
+c_k (paper, 3.2.1) is a function of h_k and x_{k-1} only, never of x_k, so that admission by it is
+lossless.
 """
 
 from __future__ import annotations
@@ -20,6 +22,6 @@ class ConfidenceHead(nn.Module):
         self.proj = nn.Linear(width, 1)
 
     def forward(self, h: Tensor, embedded: Tensor) -> Tensor:
-        """h [..., d], embedded previous tokens [..., r] -> logits [...]."""
+        """Map h [..., d] and embedded previous tokens [..., r] to logits [...]."""
         x = torch.cat([h, embedded], -1) if self.with_markov else h
         return self.proj(x.float()).squeeze(-1)

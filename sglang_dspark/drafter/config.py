@@ -1,11 +1,11 @@
-"""Shape of a drafter, read from and written to the `config.json` that SGLang's DSPARK loads.
+"""Read and write the shape of a drafter as the `config.json` that SGLang's DSPARK loads.
 
 A drafter with experts, a window or several residual streams has an architecture name of our own,
-which stock SGLang refuses, and these keys besides the dense ones (DeepSeek's names where it has
-any): `n_routed_experts`, `num_experts_per_tok`, `moe_intermediate_size`, `n_shared_experts`,
+which stock SGLang rejects. It has these keys in addition to the dense ones (DeepSeek's names if it
+has any): `n_routed_experts`, `num_experts_per_tok`, `moe_intermediate_size`, `n_shared_experts`,
 `scoring_func` (sigmoid | softmax), `norm_topk_prob`, `routed_scaling_factor`, `sliding_window`
-(context tokens that a block sees, or null) and `hc_mult` (residual streams). Where expert weights
-are quantised, `expert_format` says how (quantisation/checkpoint.py). `window_is_causal` and
+(context tokens that a block sees, or null) and `hc_mult` (residual streams). `expert_format` names
+the format of quantised expert weights (quantisation/checkpoint.py). `window_is_causal` and
 `window_exempt_layers` are written only for a drafter with a window that needs them.
 """
 
@@ -36,7 +36,7 @@ FAMILIES = ("qwen3", "gemma4")
 DENSE_ARCHITECTURES = ("DSparkDraftModel", "LingDSparkModel", "Qwen3DSparkModel")
 GEMMA4_ARCHITECTURE = "Gemma4DSparkModel"
 DFLASH_ARCHITECTURE = "DFlashDraftModel"  # families/dflash; can be converted
-# SGLang's own other families, which a server hands to it and the reference engine does not compute.
+# SGLang's other families, which a server passes to SGLang. The reference engine computes none.
 OTHER_ARCHITECTURES = (
     "DSparkMiniMaxDraftModel",
     "DeepseekV4ForCausalLMDSpark",
@@ -63,9 +63,9 @@ _WINDOW_KEYS = {  # absent where the field has its default
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """`config.json` of a drafter's directory, in SGLang's layout (drafter/speculators.py).
+    """Read `config.json` of a drafter's directory, in SGLang's layout (drafter/speculators.py).
 
-    Raises DSparkError when there is none, it is no JSON, or it is not read.
+    Raises DSparkError if there is none, it is not JSON, or it is not supported.
     """
     raw = raw_config(path)
     if speculators.MARK not in raw:
@@ -77,13 +77,13 @@ def read_config(path: Path) -> dict[str, Any]:
 
 
 def reduction_of(raw: Mapping[str, Any]) -> speculators.Reduction | None:
-    """Return the sizes of a reduced vocabulary of an unchanged config; None: it has none."""
+    """Return the sizes of a reduced vocabulary of an unchanged config, or None."""
     dense = raw.get("architectures") in [[name] for name in DENSE_ARCHITECTURES]
     return speculators.reduction(raw) if dense or speculators.MARK in raw else None
 
 
 def _with_window(plain: Mapping[str, Any]) -> dict[str, Any]:
-    """Describe a dense drafter with a window by our own architecture, which has no experts then."""
+    """Rewrite a dense drafter with a window to our own architecture, without experts."""
     dense = {field.name: field.default for field in fields_of(DrafterConfig)}
     keys = {key: dense[field] for field, key in _MOE_KEYS.items()}
     kind = {"architectures": [MOE_ARCHITECTURE], "model_type": MOE_MODEL_TYPE}
@@ -91,7 +91,7 @@ def _with_window(plain: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def architecture_of(raw: Mapping[str, Any], path: Path) -> str:
-    """The one name in `architectures` of config.json, of a DSpark drafter.
+    """Return the one name in `architectures` of config.json, of a DSpark drafter.
 
     Raises DSparkError for none, several and an unknown one.
     """
@@ -113,8 +113,10 @@ def architecture_of(raw: Mapping[str, Any], path: Path) -> str:
 
 
 def require_computed(raw: Mapping[str, Any], path: Path) -> None:
-    """Raise DSparkError for a DSpark drafter that SGLang serves and the reference engine does not
-    compute: another family, or quantised dense layers."""
+    """Raise DSparkError for a DSpark drafter that the reference engine does not compute.
+
+    SGLang serves it: another family, or quantised dense layers.
+    """
     name = architecture_of(raw, path)
     what = None
     if name in OTHER_ARCHITECTURES:
@@ -135,17 +137,17 @@ class DrafterConfig:
     target_layer_ids: target layers whose outputs, concatenated, are the context features.
     mask_token_id: id whose embedding is used at the gamma-1 positions after the anchor.
     markov_rank: rank of the transition bias B = W1 W2^T (paper, 3.1.2).
-    family: whose layers it has; the three fields behind it are gemma4's alone (drafter/gemma4.py).
+    family: of its layers; the three fields after it are for gemma4 only (drafter/gemma4.py).
     num_experts: routed experts of every layer, 0 for a dense MLP (drafter/moe.py).
     sample_from_anchor: True: the block is [anchor, mask x (gamma-1)] and each row drafts. False: it
         is [anchor, mask x gamma], and row 0, which training ignores, drafts nothing ("1+N").
-    window: how many context tokens before its anchor a block sees; None: all.
+    window: context tokens before its anchor that a block sees; None: all.
     causal_window: a row of the block sees only rows up to its own, in the layers with a window.
     rope_scaling: of the rotary embedding; None: it is not scaled.
     full_layers: layers of a drafter with a window that see all of the context; None: no layer.
     residual_streams: n of drafter/hyper_connections.py; 1 is the plain residual.
-    expert_format: how the file keeps expert weights (quantisation/formats.py); computed with in
-        float32.
+    expert_format: format of expert weights in the file (quantisation/formats.py); they are
+        computed in float32.
     """
 
     hidden_size: int
@@ -269,17 +271,17 @@ class DrafterConfig:
 
     @classmethod
     def from_dir(cls, path: Path) -> DrafterConfig:
-        """Read `config.json` of a checkpoint directory; DSparkError says what is missing."""
+        """Read `config.json` of a directory. Raises DSparkError that names a missing field."""
         return cls.from_json(read_config(path), path)
 
     @classmethod
     def from_json(cls, raw: dict[str, Any], path: Path, *, computed: bool = True) -> DrafterConfig:
-        """From the contents of `path`/config.json; DSparkError says what is missing.
+        """Read the contents of `path`/config.json. Raises DSparkError that names a missing field.
 
-        computed: False also reads what only SGLang computes (`require_computed`).
+        computed: False also reads drafters that only SGLang computes (`require_computed`).
         """
         with reading_config(path):
-            if not computed:  # SGLang rotates as it reads; its base is nothing to us
+            if not computed:  # SGLang reads its own rotary fields; they are not used here
                 raw = {**raw, "rope_theta": 1.0, "rope_parameters": None, "rope_scaling": None}
             fields = Fields(raw, path)
             if computed:
@@ -306,7 +308,7 @@ class DrafterConfig:
             vocab_size=fields.integer("vocab_size"),
             gamma=fields.integer("block_size"),
             target_layer_ids=layers,
-            # the least that the layers need, where config.json does not tell
+            # by default the least that the layers need
             num_target_layers=fields.integer("num_target_layers", default=max(layers) + 1),
             mask_token_id=fields.integer("mask_token_id", least=0),
             markov_rank=fields.integer("markov_rank"),
@@ -319,7 +321,7 @@ class DrafterConfig:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """The `config.json` that this class and, unless `extended`, stock SGLang read."""
+        """Return the `config.json` that this class and, unless `extended`, stock SGLang read."""
         plain = self._plain_json()
         if not self.sample_from_anchor:
             plain["sample_from_anchor"] = False

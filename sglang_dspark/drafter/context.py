@@ -1,5 +1,6 @@
-"""Context of the parallel drafters: the target's features as keys and values of every
-draft layer (paper, 3.1.1), in slots that requests come to and leave.
+"""Store the context of the parallel drafters, in slots of requests.
+
+The context is the target's features as keys and values of every draft layer (paper, 3.1.1).
 """
 
 from __future__ import annotations
@@ -24,10 +25,10 @@ class FeatureContext:
         self.layers = [(torch.zeros(size), torch.zeros(size)) for _ in range(shape.num_layers)]
 
     def write(self, rows: Tensor, lens: Tensor, features: Tensor) -> None:
-        """Features [R, q, m*d] at positions lens.. of slots `rows` [R].
+        """Write features [R, q, m*d] at positions lens.. of slots `rows` [R].
 
-        Rows behind the accepted drafts may be written too: they lie beyond the context that the
-        next block sees and the next write replaces them.
+        Rows after the accepted drafts may be written too: they are beyond the context that the next
+        block sees, and the next write replaces them.
         """
         positions = lens[:, None] + torch.arange(features.shape[1])  # [R, q]
         fresh = self.backbone.context_kv(features, positions)
@@ -36,20 +37,22 @@ class FeatureContext:
             values[rows[:, None], positions] = v
 
     def read(self, rows: Tensor | None, length: int) -> list[ContextKV]:
-        """The first `length` positions of slots `rows` (None: all, in order), per layer."""
+        """Return the first `length` positions of slots `rows` (None: all, in order), per layer."""
         picked = slice(None) if rows is None else rows
         return [(k[picked, :length], v[picked, :length]) for k, v in self.layers]
 
 
 class FeatureState:
-    """State of a run's requests where a drafter keeps the context alone: a parallel
-    drafter's half of `families.proposer.DraftState`."""
+    """State of a run's requests for a drafter that stores only the context.
+
+    It is a parallel drafter's half of `families.proposer.DraftState`.
+    """
 
     def __init__(self, backbone: Backbone, shape: DrafterConfig, slots: int, max_len: int):
         self.context = FeatureContext(backbone, shape, slots, max_len)
 
     def prefill(self, rows: Tensor, tokens: Tensor, features: Tensor, hidden: Tensor) -> None:
-        """A prompt's features [R, P, m*d] into slots `rows` [R]."""
+        """Write a prompt's features [R, P, m*d] into slots `rows` [R]."""
         self.context.write(rows, torch.zeros_like(rows), features)
 
     def commit(
@@ -61,12 +64,12 @@ class FeatureState:
         hidden: Tensor,
         accepted: Tensor,
     ) -> None:
-        """Features [R, q, m*d] of the verify window, at positions lens.., into the context."""
+        """Write features [R, q, m*d] of the verify window at positions lens.. to the context."""
         self.context.write(rows, lens, features)
 
 
 def shorter_block(trained: DrafterConfig, gamma: int) -> DrafterConfig:
-    """The drafter's shape for blocks of gamma drafts.
+    """Return the drafter's shape for blocks of gamma drafts.
 
     Raises DSparkError for a larger block than it was trained for.
     """

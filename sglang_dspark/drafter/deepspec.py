@@ -1,7 +1,7 @@
-"""Writing drafters the way DeepSpec, the training repository of the paper, keeps them: all options
-at the top level of config.json, the embedding and LM head of the target among the weights.
+"""Write drafters in the format of DeepSpec, the training repository of the paper.
 
-Such checkpoints are read by `load_drafter` like any other (it takes embedding and head from the
+All options are at the top level of config.json, and the weights include the target's embedding and
+LM head. `load_drafter` reads such checkpoints like any other (embedding and head come from the
 target). SGLang serves the Qwen3 ones as DSPARK; it has no Gemma4 draft model.
 """
 
@@ -17,15 +17,15 @@ from sglang_dspark.drafter.config import DrafterConfig
 from sglang_dspark.drafter.model import DSparkDrafter
 from sglang_dspark.errors import DSparkError
 
-ANCHORS = 512  # DeepSpec wants a number of anchors a sequence; it is used in its training alone
+ANCHORS = 512  # anchors per sequence, which DeepSpec requires and uses in training only
 
 
 def save_deepspec(drafter: DSparkDrafter, path: Path, dtype: torch.dtype = torch.bfloat16) -> None:
     """Write a DeepSpec checkpoint of a drafter attached to its target.
 
-    Raises DSparkError when only a reduced part of the target's LM head is attached, and for a
-    drafter with experts, a window, residual streams or an anchor's row that drafts nothing, which
-    DeepSpec does not have.
+    Raises DSparkError if only a reduced part of the target's LM head is attached, and for a drafter
+    with experts, a window, residual streams or an anchor's row that drafts nothing, which DeepSpec
+    does not have.
     """
     config = drafter.config
     if config.extended:
@@ -50,7 +50,7 @@ def save_deepspec(drafter: DSparkDrafter, path: Path, dtype: torch.dtype = torch
 
 
 def deepspec_json(config: DrafterConfig) -> dict[str, Any]:
-    """DeepSpec's `config.json`."""
+    """Return DeepSpec's `config.json`."""
     options = {
         "target_layer_ids": list(config.target_layer_ids),
         "mask_token_id": config.mask_token_id,

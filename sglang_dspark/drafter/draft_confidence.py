@@ -2,16 +2,15 @@
 
 A position's confidence logit is log(p / (1 - p)), where p is the largest probability of the
 distribution that its token is drawn from. The calibration of confidence heads then learns a slope
-and a shift for each position (`schedule/online.py`, `schedule/calibration.py`), which makes it a
-monotone function of p.
+and a shift for each position (`schedule/online.py`, `schedule/calibration.py`). So the confidence
+is a monotone function of p.
 
 It keeps admission lossless (docs/losslessness.md, "Windows chosen by confidence"). The logits of
-position k are a function of h_k and of x_{<k} alone: of h_k for a parallel head, and also of
-x_{k-1} for a sequential one. They are the parameters of the distribution that x_k is drawn from,
-so they exist before x_k does, and their maximum is the same for every outcome of the draw. The
-probability of the drawn token, p_d(x_k), is not: where it is low the draft was unlucky, and a
-window shortened for that reason loses this token from the output's distribution. So this module
-is never given a token.
+position k are a function of h_k and of x_{<k} only: of h_k for a parallel head, and also of x_{k-1}
+for a sequential one. They are the parameters of the distribution that x_k is drawn from, so they
+exist before x_k does, and their maximum is the same for every outcome of the draw. The probability
+of the drawn token, p_d(x_k), is not: a window shortened because it is low removes this token from
+the output's distribution. So this module never gets a token.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ import torch
 from torch import Tensor
 
 # 1 - p of a float32 probability that rounds to 1 (half a unit of the last place): the logit is
-# 16.6, behind the calibration's own limit of 15.
+# 16.6, beyond the calibration's own limit of 15.
 LEAST_REST = 2.0**-24
 _AT_ONCE = 1 << 24  # probabilities: 64 MB
 
@@ -29,7 +28,7 @@ def draft_confidence(logits: Tensor, temperature: Tensor | None = None) -> Tenso
     """Return log(p / (1 - p)) for p = max softmax(logits / T), [R, d] float32.
 
     logits: [R, d, n] of the draft positions, -inf for tokens that cannot be drafted. temperature:
-    [R] of the requests, 0 for greedy ones, which count as 1; None: all greedy. NaN where a position
+    [R] of the requests, 0 for greedy ones, which count as 1; None: all greedy. NaN if a position
     has NaN logits or no token.
     """
     if temperature is None:

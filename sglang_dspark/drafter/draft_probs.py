@@ -1,7 +1,7 @@
-"""From draft logits to a token and the exact distribution it was drawn from.
+"""Sample draft tokens and return the exact distribution that each was drawn from.
 
-Rejection sampling is lossless only towards the distribution a draft really came from (paper, 3.1),
-so every drafter picks its tokens here.
+Rejection sampling is lossless only for the distribution that a draft was really drawn from (paper,
+3.1), so every drafter samples its tokens here.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 def draft_distribution(logits: Tensor, greedy: Tensor, temperature: Tensor) -> Tensor:
-    """softmax(logits / T) [R, V'], one-hot at `greedy` [R] where temperature [R] is 0."""
+    """Return softmax(logits / T) [R, V'], one-hot at `greedy` [R] where temperature [R] is 0."""
     hot = temperature > 0
     scale = torch.where(hot, temperature, torch.ones_like(temperature))
     distribution = torch.softmax(logits.float() / scale[:, None], -1)
@@ -22,9 +22,9 @@ def draft_distribution(logits: Tensor, greedy: Tensor, temperature: Tensor) -> T
 def choose(
     logits: Tensor, temperature: Tensor | None, generator: torch.Generator | None
 ) -> tuple[Tensor, Tensor | None]:
-    """One column a row of logits [R, V'], and the distribution [R, V'] it was drawn from.
+    """Sample one column per row of logits [R, V']; return it and its distribution [R, V'].
 
-    temperature [R]: rows at 0 take the argmax; None: all do, and there is no distribution.
+    temperature [R]: rows at 0 take the argmax; None: all do, and the distribution is None.
     """
     chosen = logits.argmax(-1)
     if temperature is None:
@@ -34,10 +34,9 @@ def choose(
 
 
 def over_vocabulary(distribution: Tensor, draft_ids: Tensor | None, vocab_size: int) -> Tensor:
-    """A distribution over a reduced draft vocabulary [..., V'] -> over all tokens [..., V], 0
-    outside.
+    """Expand a distribution over a draft vocabulary [..., V'] to all tokens [..., V], 0 outside.
 
-    draft_ids [V']: token id of each column; None when the columns are the token ids.
+    draft_ids [V']: token id of each column; None if the columns are the token ids.
     """
     if draft_ids is None:
         return distribution

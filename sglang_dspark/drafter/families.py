@@ -1,11 +1,10 @@
-"""Heads, rotary embedding and layer family of a drafter, read from its config.json.
+"""Read heads, rotary embedding and layer family of a drafter from its config.json.
 
 Qwen3 is the format of SGLang's DSPARK. Gemma4 is DeepSpec's `Gemma4DSparkModel`, whose config is
 the target's text config: full-attention layers with the target's global heads.
 
-Fields that change what SGLang computes (srt/models/dflash.py) and that the reference engine
-does not compute are refused, so that acceptance is never measured on another drafter than the one
-that a server runs.
+Fields that change the computation of SGLang (srt/models/dflash.py) but not of the reference engine
+are rejected, so that acceptance is always measured on the drafter that a server runs.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from sglang_dspark.errors import DSparkError
 FULL_ATTENTION = "full_attention"
 MOST_THETA = 1e15
 _USE = "use a drafter with dense full-attention layers, without biases and without scaled rotation"
-# Field -> the values that leave the computation as it is. Absent and null ones always do.
+# Field -> the values that do not change the computation. Absent and null ones never do.
 _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "attention_bias": (False,),
     "attention_sink_bias": (False,),
@@ -37,7 +36,7 @@ _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "text_config": (),
     "use_gemma_norm": (False,),
     "use_sliding_window": (False,),
-    # of a target that carries its drafter; SGLang reads them before the drafter's own
+    # of a target that contains its drafter; SGLang reads them before the drafter's own
     "dspark_block_size": (),
     "dspark_markov_head_type": (),
     "dspark_markov_rank": (),
@@ -53,7 +52,7 @@ _ROTARY_NEUTRAL: Mapping[str, tuple[object, ...]] = {
 }
 
 
-# SGLang and Transformers read these of YaRN in unlike ways.
+# SGLang and Transformers read these fields of YaRN differently.
 _YARN_NEUTRAL = (
     "attention_factor",
     "attn_factor",
@@ -71,7 +70,8 @@ def is_gemma4(raw: Mapping[str, Any]) -> bool:
 def shape_fields(raw: Mapping[str, Any], fields: Fields) -> dict[str, Any]:
     """Read heads, rotary embedding and family, as fields of `DrafterConfig`.
 
-    fields: of `raw`. KeyError names a missing field; DSparkError names one that is not supported.
+    fields: of `raw`. Raises KeyError that names a missing field, DSparkError that names an
+    unsupported one.
     """
     return _gemma4(raw) if is_gemma4(raw) else _qwen3(raw, fields)
 
@@ -117,9 +117,9 @@ def _require_full_attention(fields: Fields) -> None:
 def rope_theta(raw: Mapping[str, Any], known: tuple[str, ...] = ("default",)) -> float:
     """Read the base of a rotary embedding of the `known` types.
 
-    It may be written as `rope_theta`, in `rope_parameters` or `rope_scaling`, or in one of these
-    for each layer type; the places that name it must agree. There is no default: SGLang and
-    Transformers would use 10000, and a drafter trained with another base drafts badly.
+    It may be in `rope_theta`, in `rope_parameters` or `rope_scaling`, or in one of these for each
+    layer type; the places that name it must agree. There is no default: SGLang and Transformers
+    would use 10000, and a drafter trained with another base drafts badly.
     """
     values = {"rope_theta": raw.get("rope_theta")}
     for place in ("rope_parameters", "rope_scaling"):
@@ -155,7 +155,7 @@ def _is_by_layer_type(rotary: object) -> bool:
 
 
 def _rotary(raw: Mapping[str, Any], place: str) -> Mapping[str, Any]:
-    """The mapping of config.json that describes the rotary embedding of full attention."""
+    """Return the mapping of config.json that describes the rotary embedding of full attention."""
     rotary = raw.get(place)
     if rotary is None:
         return {}
@@ -175,7 +175,7 @@ def _rotary(raw: Mapping[str, Any], place: str) -> Mapping[str, Any]:
 
 
 def _require_plain(place: str, rotary: Mapping[str, Any], known: tuple[str, ...]) -> None:
-    """Raise DSparkError unless a rotary embedding is of a known type and scaled by no other."""
+    """Raise DSparkError unless a rotary embedding has a known type and no other scaling."""
     kinds = [rotary[key] for key in ("rope_type", "type") if rotary.get(key) is not None]
     neutral = dict(_ROTARY_NEUTRAL)
     if "proportional" in known:

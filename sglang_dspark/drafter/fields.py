@@ -1,7 +1,7 @@
-"""A drafter's `config.json`, field by field: each of the type it must have, or one clear line.
+"""Read a drafter's `config.json` field by field; a value of a wrong type is an error of one line.
 
-`DrafterConfig` reads every drafter through it, of a server, of the reference engine and of
-`dspark models convert` alike.
+`DrafterConfig` reads every drafter with it: for a server, the reference engine and `dspark models
+convert`.
 """
 
 from __future__ import annotations
@@ -29,8 +29,10 @@ class Declared(Protocol):
 
 @contextmanager
 def reading_config(path: Path | str, kind: str = "DSpark") -> Iterator[None]:
-    """Around code that makes something of `path`/config.json: its faults become a DSparkError in
-    one line that names the file. kind: of drafter, in the user's words."""
+    """Turn errors of code that reads `path`/config.json into a DSparkError in one line.
+
+    The line names the file. kind: of drafter, in the user's words.
+    """
     file = Path(path) / "config.json"
     try:
         yield
@@ -48,9 +50,7 @@ def reading_config(path: Path | str, kind: str = "DSpark") -> Iterator[None]:
 
 
 def require_declared(config: Declared) -> None:
-    """Require that fields of a drafter's configuration have their declared types and ranges.
-
-    Raises DSparkError otherwise."""
+    """Raise DSparkError unless a drafter config's fields have their declared types and ranges."""
     for field in fields(config):
         value = getattr(config, field.name)
         try:
@@ -61,7 +61,7 @@ def require_declared(config: Declared) -> None:
 
 
 def _require(value: Any, kind: str, of_layers: bool) -> None:
-    """ValueError unless `value` is of the type called `kind`."""
+    """Raise ValueError unless `value` is of the type called `kind` and in its range."""
     if kind.startswith("int"):
         integer(value, 0, MOST_LAYERS if of_layers else MOST_SIZE)
     elif kind.startswith("float"):
@@ -75,9 +75,9 @@ def _require(value: Any, kind: str, of_layers: bool) -> None:
 
 
 def raw_config(path: Path) -> dict[str, Any]:
-    """`config.json` of a drafter's directory, unchanged.
+    """Read `config.json` of a drafter's directory, unchanged.
 
-    Raises DSparkError where there is no directory or file, or it holds no JSON object.
+    Raises DSparkError if there is no directory or file, or it holds no JSON object.
     """
     path = Path(path)
     check = "check which was named (of a server --speculative-draft-model-path)"
@@ -99,9 +99,9 @@ def raw_config(path: Path) -> dict[str, Any]:
 
 
 class Fields:
-    """Fields of `path`/config.json, those of `dflash_config` and `dspark_config` among them.
+    """Fields of `path`/config.json, including those of `dflash_config` and `dspark_config`.
 
-    Raises DSparkError where one of the two is no mapping, and where a field has two values: SGLang
+    Raises DSparkError if one of the two is not a mapping, or if a field has two values: SGLang
     reads some names at one level and some at the other.
     """
 
@@ -121,16 +121,18 @@ class Fields:
                 self._fields[key] = value
 
     def merged(self) -> dict[str, Any]:
-        """All fields at one level, unchecked."""
+        """Return all fields at one level, unchecked."""
         return {**self._fields, "dflash_config": None, "dspark_config": None}
 
     def get(self, name: str, default: Any = None) -> Any:
-        """The value of a field, unchecked."""
+        """Return the value of a field, unchecked."""
         return self._fields.get(name, default)
 
     def integer(self, name: str, *, least: int = 1, default: int | None = None) -> int:
-        """An integer of at least `least`; null is the default where there is one. DSparkError for
-        another value, and for none where there is no default."""
+        """Return an integer of at least `least`; null is the default if there is one.
+
+        Raises DSparkError for another value, and for a missing one without a default.
+        """
         value = self._fields.get(name)
         value = default if value is None and default is not None else value
         if value is None and name not in self._fields:
@@ -142,7 +144,7 @@ class Fields:
         return value
 
     def number(self, name: str, most: float, default: float) -> float:
-        """A number from 0 to `most`; no string, which Transformers refuses when a server starts."""
+        """Return a number from 0 to `most`; a string is rejected, as by Transformers."""
         value = self._fields.get(name, default)
         try:
             return number(value, 0.0, most)
@@ -150,21 +152,21 @@ class Fields:
             raise self._wrong(name, f"a number from 0 to {most:g}", value) from None
 
     def flag(self, name: str, default: bool) -> bool:
-        """`true` or `false`."""
+        """Return a field that is `true` or `false`."""
         value = self._fields.get(name, default)
         if not isinstance(value, bool):
             raise self._wrong(name, "true or false", value)
         return value
 
     def layer_ids(self) -> tuple[int, ...]:
-        """`target_layer_ids`: one integer at least."""
+        """Return `target_layer_ids`, at least one integer."""
         ids = self._fields.get("target_layer_ids")
         if not isinstance(ids, list) or not ids or not all(type(i) is int for i in ids):
             raise self._wrong("target_layer_ids", "a list of integers", ids)
         return tuple(ids)
 
     def markov_head(self) -> str:
-        """`markov_head_type`, in small letters as SGLang reads it; `vanilla` where it is absent."""
+        """Return `markov_head_type` in lower case, as SGLang reads it; `vanilla` if absent."""
         found = str(self._fields.get("markov_head_type", MARKOV_HEADS[0])).lower()
         if found not in MARKOV_HEADS:
             raise DSparkError(

@@ -1,9 +1,10 @@
-"""Draft layers in Gemma4's shape, as DeepSpec's `Gemma4DSparkModel` trains them for Gemma4 targets.
+"""Define draft layers in Gemma4's shape, as DeepSpec's `Gemma4DSparkModel` trains them.
 
-They differ from Qwen3's (drafter/backbone.py) in these: values are normed without a weight and may
-be the keys' own projection; attention scores are not divided by sqrt(D); only a share of the rotary
-planes turns; attention and MLP are normed before and after; GELU instead of SiLU; the output of a
-layer is scaled. The embedding is scaled by sqrt(d) and base logits are capped (drafter/model.py).
+They are for Gemma4 targets and differ from Qwen3's (drafter/backbone.py) in these: values are
+normed without a weight and may be the keys' own projection; attention scores are not divided by
+sqrt(D); only a share of the rotary planes rotates; attention and MLP are normed before and after;
+GELU instead of SiLU; the output of a layer is scaled. The embedding is scaled by sqrt(d) and base
+logits are capped (drafter/model.py).
 """
 
 from __future__ import annotations
@@ -30,13 +31,13 @@ class Gemma4Attention(BlockAttention):
             del self.v_proj
 
     def queries(self, x: Tensor, positions: Tensor) -> Tensor:
-        """As `BlockAttention.queries`; they undo the division by sqrt(D) of their scores."""
+        """Compute `BlockAttention.queries` times sqrt(D), which scores are divided by."""
         q = self.q_norm(self.q_proj(x).view(*x.shape[:-1], self.c.num_heads, self.c.head_dim))
         q = rope(q, positions, self.c.rope_theta, self.c.rotary_share)
         return q * self.c.head_dim**0.5
 
     def keys_values(self, x: Tensor, positions: Tensor) -> ContextKV:
-        """As `BlockAttention.keys_values`."""
+        """Compute `BlockAttention.keys_values`; values are normed without a weight."""
         c = self.c
         shape = (*x.shape[:-1], c.num_kv_heads, c.head_dim)
         keys = self.k_proj(x).view(shape)
@@ -77,7 +78,7 @@ class Gemma4Layer(nn.Module):
     def forward(
         self, x: Tensor, positions: Tensor, context: ContextKV, visible: Tensor | PackedLayout
     ) -> Tensor:
-        """x [..., gamma, d] -> the same shape; arguments as in BlockAttention."""
+        """Map x [..., gamma, d] to the same shape; arguments as in `BlockAttention`."""
         y = self.self_attn(self.input_layernorm(x), positions, context, visible)
         x = x + self.post_attention_layernorm(y)
         y = self.mlp(self.pre_feedforward_layernorm(x))

@@ -1,4 +1,4 @@
-"""The sequential head: lets position k see the token drafted at k-1 (paper, 3.1.2).
+"""Define the sequential head: position k sees the token drafted at k-1 (paper, 3.1.2).
 
 Each head adds to the base logits U_k a bias from the previous token: a low-rank transition matrix
 (`vanilla`), the same gated by the position's hidden state (`gated`), or a small recurrent state
@@ -25,20 +25,23 @@ class MarkovHead(nn.Module):
         self.markov_w2 = nn.Linear(c.markov_rank, c.vocab_size, bias=False)
 
     def embed(self, previous: Tensor) -> Tensor:
-        """W1[x_{k-1}]: token ids [...] -> [..., r]; also an input of the confidence head."""
+        """Embed token ids [...] as W1[x_{k-1}] [..., r]; also an input of the confidence head."""
         return self.markov_w1(previous)
 
     def start(self, rows: int) -> Tensor:
-        """State before the first position of `rows` blocks, [rows, r]."""
+        """Return the state before the first position of `rows` blocks, [rows, r]."""
         weight = self.markov_w1.weight
         return torch.zeros(rows, weight.shape[1], device=weight.device)
 
     def latent(self, embedded: Tensor, h: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        """W1[x_{k-1}] [N, r], hidden [N, d], state [N, r] -> input of W2 [N, r], next state."""
+        """Return the input of W2 [N, r] and the next state [N, r].
+
+        embedded: W1[x_{k-1}] [N, r]; h: hidden [N, d]; state [N, r].
+        """
         return embedded, state
 
     def bias(self, latent: Tensor) -> Tensor:
-        """Latent [..., r] -> bias [..., V]."""
+        """Map latent [..., r] to bias [..., V]."""
         return nn.functional.linear(latent, self.markov_w2.weight)
 
 
@@ -74,11 +77,11 @@ HEADS = {"vanilla": MarkovHead, "gated": GatedMarkovHead, "rnn": RNNHead}
 def restrict_vocabulary(head: MarkovHead, allowed: Tensor) -> None:
     """Reserve the head's last rank for a reduced draft vocabulary.
 
-    The last column of W1 is 1 for every token and that of W2 is OUTSIDE_VOCABULARY_BIAS for tokens
-    not in `allowed` [n] and 0 for the others: the reduction is part of the weights, so every server
+    The last column of W1 is 1 for every token. That of W2 is OUTSIDE_VOCABULARY_BIAS for tokens not
+    in `allowed` [n] and 0 for the others. The reduction is part of the weights, so every server
     that loads them drafts from the same distribution. Gate and recurrence are saturated there, so
-    that W2 sees the same constant, exactly, with any head. The other columns of W2 are 0 for
-    tokens not in `allowed`: who knows the reduction never reads them, and zeros compress.
+    that W2 sees exactly the same constant with any head. The other columns of W2 are 0 for tokens
+    not in `allowed`: readers that know the reduction skip them, and zeros compress.
     """
     with torch.no_grad():
         head.markov_w1.weight[:, -1] = 1.0
@@ -93,7 +96,7 @@ def restrict_vocabulary(head: MarkovHead, allowed: Tensor) -> None:
 
 
 def allowed_vocabulary(head: MarkovHead) -> Tensor | None:
-    """Token ids [n] the draft may propose, or None when it is not restricted."""
+    """Return the token ids [n] that the draft may propose, or None without a restriction."""
     for projection in _projections(head):
         if bool(projection.weight[-1].any()) or float(projection.bias[-1].detach()) != SATURATED:
             return None
@@ -101,14 +104,14 @@ def allowed_vocabulary(head: MarkovHead) -> Tensor | None:
 
 
 def _projections(head: MarkovHead) -> list[nn.Linear]:
-    """Layers whose last output, through a sigmoid or tanh, multiplies or is the last rank."""
+    """Return layers whose last output, through a sigmoid or tanh, scales or is the last rank."""
     if isinstance(head, GatedMarkovHead):
         return [head.gate_proj]
     return [head.joint_proj] if isinstance(head, RNNHead) else []
 
 
 def restricted_tokens(w1: Tensor, w2: Tensor) -> Tensor | None:
-    """As `allowed_vocabulary`, from a vanilla head's weights [V, r] each."""
+    """Return `allowed_vocabulary` from a vanilla head's weights, [V, r] each."""
     column = w2[:, -1]
     inside = column == 0
     outside = column == OUTSIDE_VOCABULARY_BIAS

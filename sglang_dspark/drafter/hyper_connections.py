@@ -4,10 +4,10 @@ Around a block F the streams x [..., n, d] become
 
     x' = H_res x + h_post F(h_pre x),    h_pre [1, n] in (0, 1), h_post [n, 1] in (0, 2)
 
-with H_res [n, n] doubly stochastic: it mixes streams but neither grows nor shrinks their mean,
-however many layers follow one another. All three are alpha * (rms-normed streams) phi + b, squashed
-by a sigmoid, twice a sigmoid, and Sinkhorn-Knopp. With n = 1 there is nothing to mix and the module
-is x + F(x), without parameters. The start is close to that too: h_pre averages, h_post is 1.
+with H_res [n, n] doubly stochastic: it mixes streams but keeps their mean, through any number of
+layers. All three are alpha * (rms-normed streams) phi + b, squashed by a sigmoid, twice a sigmoid,
+and Sinkhorn-Knopp. With n = 1 the module is x + F(x), without parameters. Any n starts close to
+that: h_pre averages, h_post is 1.
 
 Mixing is computed in float32 (float64 for such streams) and cast to the dtype of the streams.
 """
@@ -25,10 +25,10 @@ _ALPHA = 0.01  # the dynamic part starts small
 
 
 def doubly_stochastic(logits: Tensor, rounds: int = SINKHORN_ROUNDS) -> Tensor:
-    """Sinkhorn-Knopp on exp(logits): [..., n, n] -> the same, rows and columns sum to 1.
+    """Apply Sinkhorn-Knopp to exp(logits): [..., n, n] -> the same, rows and columns sum to 1.
 
-    Rounds are run on logarithms, so no exponential overflows. They converge slowly for logits far
-    apart; what is missing after `rounds` is put right exactly: rows and columns that exceed 1 are
+    Rounds run on logarithms, so no exponential overflows. They converge slowly for logits far
+    apart, so the remainder after `rounds` is corrected exactly: rows and columns that exceed 1 are
     scaled down and the rest is spread by its marginals (Altschuler et al., 2017, algorithm 2). The
     sums are then 1 up to rounding for every finite input, and the result has a gradient.
     """
@@ -47,7 +47,7 @@ def doubly_stochastic(logits: Tensor, rounds: int = SINKHORN_ROUNDS) -> Tensor:
 
 
 class _Coefficients(nn.Module):
-    """alpha * rmsnorm(vec(x)) phi + b: the streams' own view of how they are to be mixed."""
+    """Coefficients of mixing, computed from the streams: alpha * rmsnorm(vec(x)) phi + b."""
 
     def __init__(self, n: int, width: int, size: int, start: Tensor):
         super().__init__()
@@ -56,14 +56,15 @@ class _Coefficients(nn.Module):
         self.bias = nn.Parameter(start.clone())
 
     def forward(self, projected: Tensor) -> Tensor:
-        """rmsnorm(vec(x)) phi^T [..., size] -> coefficients [..., size]."""
+        """Map rmsnorm(vec(x)) phi^T [..., size] to coefficients [..., size]."""
         return self.alpha * projected + self.bias
 
 
 def _projected(streams: Tensor, parts: Sequence[_Coefficients], eps: float) -> Sequence[Tensor]:
-    """rmsnorm(vec(streams)) phi^T of every part, float32 at least: [..., n, d] -> [..., size] each.
+    """Return rmsnorm(vec(streams)) phi^T of every part, [..., n, d] -> [..., size] each.
 
-    One product for all parts, and the norm divides its result: streams are wide, results are not.
+    Results are at least float32. There is one product for all parts, and the norm divides its
+    result: streams are wide, results are not.
     """
     x = streams.flatten(-2)
     x = x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
@@ -76,13 +77,13 @@ def _projected(streams: Tensor, parts: Sequence[_Coefficients], eps: float) -> S
 
 
 def _mixed(weight: Tensor, streams: Tensor) -> Tensor:
-    """[..., m, n] x [..., n, d] in the weights' dtype; the trainer's products may have another."""
+    """Multiply [..., m, n] x [..., n, d] in the weights' dtype, which autocast would change."""
     with torch.autocast(streams.device.type, enabled=False):
         return weight @ streams.to(weight.dtype)
 
 
 def _written(share: Tensor, out: Tensor, kept: Tensor, x: Tensor) -> Tensor:
-    """kept x + share out: [..., n], [..., d], [..., n, n], [..., n, d] -> [..., n, d]."""
+    """Compute kept x + share out: share [..., n], out [..., d], kept [..., n, n], x [..., n, d]."""
     n, width = x.shape[-2:]
     with torch.autocast(x.device.type, enabled=False):
         fresh = share.reshape(-1, n, 1) @ out.reshape(-1, 1, width).to(share.dtype)
@@ -100,11 +101,11 @@ class StreamRead(nn.Module):
         self.weights = _Coefficients(n, width, n, start)
 
     def forward(self, streams: Tensor) -> Tensor:
-        """[..., n, d] -> [..., d] in the streams' dtype."""
+        """Map [..., n, d] to [..., d] in the streams' dtype."""
         return self.read(streams, *_projected(streams, [self.weights], self.eps))
 
     def read(self, streams: Tensor, projected: Tensor) -> Tensor:
-        """As `forward`, when the streams are projected [..., n] already."""
+        """Run `forward` on streams that are projected [..., n] already."""
         weight = torch.sigmoid(self.weights(projected))
         return _mixed(weight[..., None, :], streams)[..., 0, :].to(streams.dtype)
 
@@ -123,7 +124,7 @@ class HyperConnection(nn.Module):
             self.mix = _Coefficients(n, width, n * n, 2 * torch.eye(n).flatten())
 
     def forward(self, x: Tensor, block: Callable[[Tensor], Tensor]) -> Tensor:
-        """x [..., n, d], or [..., d] for n = 1; block maps [..., d] to [..., d]. Returns as x."""
+        """Connect block, [..., d] -> [..., d], to x [..., n, d], or [..., d] for n = 1."""
         if self.n == 1:
             return x + block(x)
         parts = [self.read.weights, self.write, self.mix]
@@ -135,5 +136,5 @@ class HyperConnection(nn.Module):
 
 
 def open_streams(x: Tensor, n: int) -> Tensor:
-    """Copies of x [..., d] as n streams [..., n, d]."""
+    """Copy x [..., d] to n streams [..., n, d]."""
     return x[..., None, :].expand(*x.shape[:-1], n, x.shape[-1])

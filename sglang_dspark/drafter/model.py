@@ -22,9 +22,8 @@ class DraftBlock:
     """Proposals of one draft pass for R requests.
 
     tokens: [R, gamma] int64; probs: [R, gamma, V] float32, the distribution each token was drawn
-    from, or
-    None when drafting greedily; confidence: [R, gamma] conditional survival c_k in (0, 1), not
-    calibrated; confidence_logits: [R, gamma], of a head, or of a DSpark drafter without one by
+    from, or None when drafting greedily; confidence: [R, gamma] conditional survival c_k in (0, 1),
+    not calibrated; confidence_logits: [R, gamma], of a head, or of a DSpark drafter without one by
     `draft_confidence`. Drafters of other families give [R, 0].
     """
 
@@ -67,7 +66,7 @@ class DSparkDrafter(nn.Module):
         self.head_weight = full_head if self.draft_ids is None else full_head[self.draft_ids]
 
     def context_kv(self, features: Tensor, positions: Tensor) -> list[ContextKV]:
-        """Target features [..., m*d], positions [...] -> per layer k, v [..., Hkv, D]."""
+        """Map target features [..., m*d] at positions [...] to k, v [..., Hkv, D] per layer."""
         return self.backbone.context_kv(features, positions)
 
     def forward_blocks(
@@ -77,13 +76,13 @@ class DSparkDrafter(nn.Module):
         context: Sequence[ContextKV],
         visible: Tensor | PackedLayout,
     ) -> Tensor:
-        """A blocks in each of S sequences, or P packed blocks, in one pass.
+        """Run A blocks in each of S sequences, or P packed blocks, in one pass.
 
         anchors, positions: [S, A] or [P], token id and position of each anchor. context: per layer
-        keys, values [S, T, Hkv, D], or [N, Hkv, D] end to end. visible: [S, A], how many context
-        tokens each block sees (those before its anchor), or the packed blocks' layout.
-        Returns h [S, A, gamma, d], or [P, gamma, d]: of the rows that draft. A drafter that does
-        not sample from its anchor has one row more, the first, which no loss trained.
+        keys, values [S, T, Hkv, D], or [N, Hkv, D] end to end. visible: [S, A], number of context
+        tokens that each block sees (those before its anchor), or the packed blocks' layout. Returns
+        h [S, A, gamma, d], or [P, gamma, d], of the rows that draft. A drafter that does not sample
+        from its anchor has one more row, the first, which no loss trained.
         """
         skipped = 0 if self.config.sample_from_anchor else 1
         rows = self.config.gamma + skipped
@@ -97,12 +96,12 @@ class DSparkDrafter(nn.Module):
     def forward_block(
         self, anchor: Tensor, positions: Tensor, context: Sequence[ContextKV], context_lens: Tensor
     ) -> Tensor:
-        """One block per request: anchor, positions, context_lens [R] -> h [R, gamma, d]."""
+        """Run one block per request: anchor, positions, context_lens [R] -> h [R, gamma, d]."""
         h = self.forward_blocks(anchor[:, None], positions[:, None], context, context_lens[:, None])
         return h[:, 0]
 
     def base_logits(self, h: Tensor) -> Tensor:
-        """U = h W_head^T: [..., gamma, d] -> [..., gamma, V'] over the draft vocabulary.
+        """Return U = h W_head^T, [..., gamma, d] -> [..., gamma, V'] over the draft vocabulary.
 
         V' is V, or the size of the reduced draft vocabulary; `draft_ids` maps it to token ids.
         """
@@ -117,7 +116,7 @@ class DSparkDrafter(nn.Module):
         temperature: Tensor | None = None,
         generator: torch.Generator | None = None,
     ) -> DraftBlock:
-        """Left to right over the block: x_k ~ softmax((U_k + B(x_{k-1})) / T).
+        """Draft left to right over the block: x_k ~ softmax((U_k + B(x_{k-1})) / T).
 
         anchor [R] int64, h [R, gamma, d]; temperature [R] (0: that row is greedy), None: all
         greedy. Greedy rows of a mixed batch get one-hot probabilities.
@@ -148,10 +147,10 @@ class DSparkDrafter(nn.Module):
         return DraftBlock(torch.stack(tokens, 1), probs, torch.sigmoid(logits), logits)
 
     def _transition(self) -> Tensor:
-        """W2 over the draft vocabulary, [V', r].
+        """Return W2 over the draft vocabulary, [V', r].
 
-        Its rows are gathered once and again only when W2 was changed or replaced: gathered at every
-        position they cost ten times the product (the loop is to stay a small part of a round).
+        Its rows are gathered once, and again only if W2 was changed or replaced. A gather at every
+        position costs ten times the product, and the loop must stay a small part of a round.
         """
         weight = self.markov_head.markov_w2.weight
         if self.draft_ids is None:
@@ -162,7 +161,7 @@ class DSparkDrafter(nn.Module):
         return self._kept[1]
 
     def confidence(self, h: Tensor, embedded: Tensor) -> Tensor:
-        """Confidence logits [..., gamma]; +inf (always verify) without a confidence head."""
+        """Return confidence logits [..., gamma]; +inf (always verify) without a confidence head."""
         if self.confidence_head is None:
             return h.new_full(h.shape[:-1], float("inf"))
         return self.confidence_head(h, embedded)

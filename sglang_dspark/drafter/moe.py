@@ -1,11 +1,12 @@
-"""Mixture of experts in a draft layer, as in DeepSeek-V3 (technical report, 2.1.2): every token
-goes through its top-k routed experts and through the shared experts.
+"""Define a mixture of experts in a draft layer, as in DeepSeek-V3 (technical report, 2.1.2).
+
+Every token goes through its top-k routed experts and through the shared experts.
 
     y = shared(x) + scaling * sum_{e in top-k(s + b)} w_e expert_e(x),   w_e = s_e / sum of chosen s
 
-Scores s are sigmoids or the softmax of x W^T. The bias b decides who is chosen and nothing else; it
-is no trained weight but is moved after each step towards equal loads (`balance_experts`), so no
-auxiliary loss pulls at the model.
+Scores s are sigmoids or the softmax of x W^T. The bias b only decides which experts are chosen. It
+is not a trained weight: `balance_experts` moves it after each step towards equal loads, so there is
+no auxiliary loss.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class Routing:
 
 
 class Router(nn.Module):
-    """Scores of the experts, and whom each token goes to."""
+    """Scores of the experts, and the experts of each token."""
 
     e_score_correction_bias: Tensor
     load: Tensor
@@ -47,7 +48,7 @@ class Router(nn.Module):
         self.register_buffer("load", empty, persistent=False)
 
     def forward(self, x: Tensor) -> Routing:
-        """x [T, d] -> routing of T tokens. Loads are counted while gradients are wanted."""
+        """Route x [T, d] to experts. Loads are counted in training with gradients."""
         c = self.c
         with torch.autocast(x.device.type, enabled=False):
             logits = linear(x.float(), self.weight.float())  # [T, E]
@@ -65,9 +66,9 @@ class Router(nn.Module):
 
 @dataclass(frozen=True)
 class Permutation:
-    """Token copies sorted by expert, ties in token order. No value is read by the host.
+    """Token copies sorted by expert, ties in token order. The host reads no value.
 
-    order: [T*k] int64, which copy (token * k + rank) is at each place; back: its inverse;
+    order: [T*k] int64, the copy (token * k + rank) at each place; back: its inverse;
     counts: [E] int64, copies of each expert.
     """
 
@@ -77,9 +78,9 @@ class Permutation:
 
 
 def permute_tokens(experts: Tensor, num_experts: int) -> Permutation:
-    """experts [T, k] int64 -> copies in the order of their experts.
+    """Sort the copies of tokens with experts [T, k] int64 by expert.
 
-    Raises DSparkError where an expert is outside 0..num_experts-1.
+    On a CPU, raises DSparkError if an expert is outside 0..num_experts-1.
     """
     flat = experts.flatten()
     if flat.device.type == "cpu" and flat.numel():
@@ -97,24 +98,26 @@ class Experts(nn.Module):
     """E SwiGLU experts, their weights stacked: [E, I, d], [E, I, d], [E, d, I]."""
 
     def __init__(self, experts: int, inner: int, width: int):
-        """experts: E; inner: I; width: d."""
+        """Draw the weights. experts: E; inner: I; width: d."""
         super().__init__()
         self.gate_proj = _stacked(experts, inner, width)
         self.up_proj = _stacked(experts, inner, width)
         self.down_proj = _stacked(experts, width, inner)
 
     def forward(self, x: Tensor, routing: Routing) -> Tensor:
-        """x [T, d] -> weighted sum of each token's experts [T, d]; deterministic.
+        """Return the weighted sum of each token's experts, x [T, d] -> [T, d]; deterministic.
 
-        One product an expert: the reference, and what trains; it reads the counts on the host.
+        It makes one product per expert and reads the counts on the host. It is the reference, and
+        training uses it.
         """
         return weighted_experts(x, routing, self.gate_proj, self.up_proj, self.down_proj)
 
 
 def weighted_experts(x: Tensor, routing: Routing, gate: Tensor, up: Tensor, down: Tensor) -> Tensor:
-    """x [T, d] -> [T, d], the weighted sum of each token's SwiGLU experts.
+    """Return the weighted sum of each token's SwiGLU experts, x [T, d] -> [T, d].
 
-    gate, up: [E, I, d]; down: [E, d, I]. Raises DSparkError where routing names other experts.
+    gate, up: [E, I, d]; down: [E, d, I]. On a CPU, raises DSparkError if routing names other
+    experts.
     """
     top = routing.experts.shape[-1]
     plan = permute_tokens(routing.experts, len(gate))
@@ -131,14 +134,14 @@ class SharedExperts(nn.Module):
     """The experts that every token goes through, as one SwiGLU of their joint width."""
 
     def __init__(self, width: int, inner: int):
-        """width: d; inner: the joint width."""
+        """Make the layers. width: d; inner: the joint width."""
         super().__init__()
         self.gate_proj = nn.Linear(width, inner, bias=False)
         self.up_proj = nn.Linear(width, inner, bias=False)
         self.down_proj = nn.Linear(inner, width, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[T, d] -> [T, d]."""
+        """Map [T, d] to [T, d]."""
         return self.down_proj(silu(self.gate_proj(x)) * self.up_proj(x))
 
 
@@ -155,7 +158,7 @@ class MoE(nn.Module):
             self.shared_experts = SharedExperts(width, c.num_shared_experts * inner)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[..., d] -> [..., d]; no tokens give no rows."""
+        """Map [..., d] to [..., d]; no tokens give no rows."""
         flat = x.reshape(-1, x.shape[-1])
         if not len(flat):
             return torch.zeros_like(x)
@@ -166,7 +169,7 @@ class MoE(nn.Module):
 
 
 def _stacked(experts: int, rows: int, columns: int) -> nn.Parameter:
-    """[E, N, K], drawn as nn.Linear draws."""
+    """Draw weights [E, N, K] as nn.Linear does."""
     bound = 1 / math.sqrt(columns)
     return nn.Parameter(torch.empty(experts, rows, columns).uniform_(-bound, bound))
 
@@ -175,12 +178,12 @@ def _stacked(experts: int, rows: int, columns: int) -> nn.Parameter:
 def balance_experts(
     module: nn.Module, rate: float = 1e-3, total: Callable[[Tensor], Tensor] | None = None
 ) -> list[float]:
-    """Move the biases of all routers in `module` by `rate` towards equal loads; forget the loads.
+    """Move the biases of all routers in `module` by `rate` towards equal loads; reset the loads.
 
-    Experts above the mean load since the last call get less, those below more (Wang et al., 2024).
-    Call it once per optimiser step. total: sums a router's loads [E] int64 over processes.
-    Returns the largest load over the mean one, for each router that saw tokens: 1 is perfect
-    balance, E/k is collapse.
+    Experts above the mean load since the last call get a lower bias, those below a higher one (Wang
+    et al., 2024). Call it once per optimiser step. total: sums a router's loads [E] int64 over
+    processes. Returns the largest load over the mean one, for each router that saw tokens: 1 is
+    perfect balance, E/k is collapse.
     """
     peaks = []
     for router in (m for m in module.modules() if isinstance(m, Router)):

@@ -1,9 +1,9 @@
-"""Read the tensors of a Speculators drafter over a reduced vocabulary, as weights of ours.
+"""Convert the tensors of a Speculators drafter over a reduced vocabulary to our weights.
 
 Stored: W1 [V, r], indexed by the target's token ids; W2 [V', r] and `lm_head` [V', d], one row for
-each draft column; `d2t` [V'], token id minus column, or the token id itself where that alone names
+each draft column; `d2t` [V'], token id minus column, or the token id itself if only that names
 tokens; `t2d` [V], True for a token with a column. Other trainers write the same tensors. The
-library freezes `lm_head` at the target's rows, so it is compared with them and not kept.
+library freezes `lm_head` at the target's rows, so it is compared with them and then dropped.
 
 Loaded: the restriction of drafter/heads.py, a last rank that is -30 for tokens without a column.
 Ranks before it are padded with zeros (drafter/speculators.py, `Reduction`).
@@ -33,7 +33,7 @@ _AGAIN = "fetch or export the drafter again"
 def stored_shapes(
     reduction: Reduction, own: Shapes, hidden_size: int, stored: Stored
 ) -> dict[str, Shape]:
-    """Shapes that the files must have.
+    """Return the shapes that the files must have.
 
     own: of the same drafter over the whole vocabulary, with the stored rank. `lm_head` and `t2d`
     may be absent.
@@ -47,7 +47,7 @@ def stored_shapes(
 def read_draft_ids(path: Path, stored: Stored, vocab_size: int) -> Tensor:
     """Read the token id [V'] of each draft column; shapes are checked already.
 
-    Raises DSparkError naming `d2t` or `t2d` where they are unset or disagree.
+    Raises DSparkError that names `d2t` or `t2d` if they are unset or disagree.
     """
     names = [name for name in (D2T, T2D) if name in stored]
     for name, kinds in ((D2T, ("I64", "I32")), (T2D, ("BOOL", "U8", "I64"))):
@@ -67,8 +67,8 @@ def read_draft_ids(path: Path, stored: Stored, vocab_size: int) -> Tensor:
 def token_ids(d2t: Tensor, vocab_size: int, marked: Tensor | None = None) -> Tensor:
     """Return the token ids [V'] of the draft columns: `d2t` [V'] holds offsets, or else the ids.
 
-    marked: ascending token ids of t2d, where it is stored. Raises ValueError where neither reading
-    names distinct tokens of the vocabulary.
+    marked: ascending token ids of t2d, if stored. Raises ValueError if neither reading names
+    distinct tokens of the vocabulary.
     """
     ids = d2t + torch.arange(len(d2t))
     fault = _fault(ids, marked, vocab_size)
@@ -80,9 +80,9 @@ def token_ids(d2t: Tensor, vocab_size: int, marked: Tensor | None = None) -> Ten
 
 
 def _fault(ids: Tensor, marked: Tensor | None, vocab_size: int) -> str | None:
-    """Return why `ids` [V'] cannot be the draft columns' tokens; None: they can.
+    """Return the reason why `ids` [V'] cannot be the draft columns' tokens, or None.
 
-    marked: ascending token ids of t2d, where it is stored.
+    marked: ascending token ids of t2d, if stored.
     """
     if int(ids.min()) < 0 or int(ids.max()) >= vocab_size:
         return f"d2t names tokens outside the vocabulary of {vocab_size}"
@@ -100,7 +100,7 @@ def _damaged(path: Path, what: str) -> DSparkError:
 def require_target_head(path: Path, stored: Stored, ids: Tensor, lm_head: Tensor) -> None:
     """Raise DSparkError unless the stored `lm_head` [V', d] is rows `ids` of the target's [V, d].
 
-    Drafting multiplies the target's rows. A drafter without a stored head has no other.
+    Drafting multiplies by the target's rows. A drafter without a stored head passes.
     """
     if HEAD not in stored:
         return

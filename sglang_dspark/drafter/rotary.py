@@ -1,7 +1,7 @@
-"""Scaled rotary embeddings, which drafters take over from their targets: `llama3` and `yarn`.
+"""Scale rotary embeddings, which drafters inherit from their targets: `llama3` and `yarn`.
 
-Frequencies are as Transformers computes them (modeling_rope_utils.py). llama3: slow planes turn
-slower by `factor`, quick ones as they are, those between are interpolated. yarn: the same with
+Frequencies are as Transformers computes them (modeling_rope_utils.py). llama3: slow planes rotate
+slower by `factor`, fast ones are unchanged, those between are interpolated. yarn: the same with
 another ramp, and queries and keys grow with `factor`.
 """
 
@@ -37,7 +37,7 @@ class Llama3Scaling:
         """Scale angles per position [planes]. theta: base of the frequencies."""
         turns = self.original_max_position_embeddings * frequencies / (2 * math.pi)
         low, high = self.low_freq_factor, self.high_freq_factor
-        kept = ((turns - low) / (high - low)).clamp(0, 1)  # 1: as it is, 0: slower by factor
+        kept = ((turns - low) / (high - low)).clamp(0, 1)  # 1: unchanged, 0: slower by factor
         return frequencies * (kept + (1 - kept) / self.factor)
 
     def to_json(self, theta: float) -> dict[str, Any]:
@@ -57,7 +57,7 @@ class YarnScaling:
 
     @property
     def magnitude(self) -> float:
-        """Return by what rotated queries and keys are multiplied."""
+        """Return the factor of rotated queries and keys."""
         return 0.1 * math.log(self.factor) + 1.0
 
     def scale(self, frequencies: Tensor, theta: float) -> Tensor:
@@ -75,7 +75,7 @@ class YarnScaling:
         return frequencies * (1 - slowed + slowed / self.factor)
 
     def _plane(self, turns: float, planes: int, theta: float) -> float:
-        """Return the plane, between planes, that turns so often within the original positions."""
+        """Return the fractional plane that rotates `turns` times within the original positions."""
         per_turn = self.original_max_position_embeddings / (turns * 2 * math.pi)
         return planes * math.log(per_turn) / math.log(theta)
 
@@ -88,9 +88,9 @@ Scaling = Llama3Scaling | YarnScaling
 
 
 def read_scaling(place: str, rotary: Mapping[str, Any]) -> Scaling | None:
-    """Read the scaling of `rotary`, the field `place` of config.json; None: of another type.
+    """Read the scaling of `rotary`, the field `place` of config.json; None for other types.
 
-    Raises DSparkError naming the number that is missing or impossible.
+    Raises DSparkError that names the missing or impossible number.
     """
     kinds = (rotary.get("rope_type"), rotary.get("type"))
     if LLAMA3 in kinds:

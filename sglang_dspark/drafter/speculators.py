@@ -1,17 +1,19 @@
-"""The layout of the `speculators` library (its models/dspark/config.py): a drafter's shape nested
-in `transformer_layer_config`, target layers counted as Transformers' hidden states, from 1.
+"""Read the layout of the `speculators` library (its models/dspark/config.py).
+
+A drafter's shape is nested in `transformer_layer_config`. Target layers are counted as
+Transformers' hidden states, from 1.
 
 The weights have the names of SGLang's DSPARK. A drafter over the whole vocabulary does not use its
 copy of the LM head, which is the target's; one over a part of it: drafter/reduced_vocabulary.py.
 
-`sample_from_anchor` is the first row of a block that drafts. true: row 0, the anchor's, drafts the
-token behind it, and block_size rows draft. false: row 0 has no loss and drafts nothing, row k
-drafts the k-th token behind the anchor, and block_size - 1 rows draft.
+`sample_from_anchor` sets the first row of a block that drafts. true: row 0, the anchor's, drafts
+the token after it, and block_size rows draft. false: row 0 has no loss and drafts nothing, row k
+drafts the k-th token after the anchor, and block_size - 1 rows draft.
 
-A layer of `sliding_attention` sees the last `sliding_window` tokens before the anchor, whichever
-row looks, and of its block the rows up to its own; with `sliding_window_non_causal` all of them.
+In a layer of `sliding_attention` every row sees the last `sliding_window` tokens before the anchor,
+and of its block the rows up to its own; with `sliding_window_non_causal` all of them.
 
-What of the layout we do not compute is refused by its field.
+A field of the layout that we do not compute is rejected by name.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ _FEATURES = "aux_hidden_state_layer_ids"
 _FLAT_KIND = "speculator_model"  # `model_type` of the library's own config class
 _ANOTHER = "name another drafter"
 _RANKS = 16  # a loaded Markov head's rank is a multiple, which the CPU kernels read fastest
-# The library writes what differs from Transformers' Qwen3Config alone.
+# The library writes only fields that differ from Transformers' Qwen3Config.
 QWEN3_DEFAULTS: Mapping[str, Any] = {
     "hidden_size": 4096,
     "intermediate_size": 22016,
@@ -63,16 +65,16 @@ class Reduction:
 
     @property
     def widened_rank(self) -> int:
-        """Rank of the loaded head: with the restriction, and padded."""
+        """Return the rank of the loaded head, with the restriction and padding."""
         return -(-(self.rank + 1) // _RANKS) * _RANKS
 
 
 def plain_config(raw: Mapping[str, Any], file: Path) -> dict[str, Any]:
-    """The `config.json` of SGLang's DSPARK that says the same as `raw`, read from `file`.
+    """Return the `config.json` of SGLang's DSPARK that is equivalent to `raw`, read from `file`.
 
-    It names no `num_target_layers`: the layout does not tell. `sliding_window` is null where every
-    layer sees everything. With a reduced vocabulary, `markov_rank` is the loaded head's.
-    Raises DSparkError naming the field that is missing, malformed, or not computed here.
+    It has no `num_target_layers`, as the layout has none. `sliding_window` is null if every layer
+    sees everything. With a reduced vocabulary, `markov_rank` is the loaded head's. Raises
+    DSparkError that names the field that is missing, malformed, or not computed here.
     """
     shape = _shape_of(raw)
     for field, value, ok, known, fix in _demands(raw, shape):
@@ -109,7 +111,7 @@ def _is_flat(raw: Mapping[str, Any]) -> bool:
 
 
 def _shape_of(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """The layers' config with its defaults; empty where there is none."""
+    """Return the layers' config with its defaults; empty if there is none."""
     layers = raw.get(_LAYERS)
     if _is_flat(raw):
         layers = {name: value for name, value in raw.items() if name not in _OF_SPECULATORS}
@@ -117,7 +119,7 @@ def _shape_of(raw: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def reduction(raw: Mapping[str, Any]) -> Reduction | None:
-    """Sizes of a reduced vocabulary; None: there is none.
+    """Return the sizes of a reduced vocabulary, or None.
 
     raw: a config that `plain_config` reads, or one of SGLang's layout.
     """
@@ -145,7 +147,7 @@ def _window(raw: Mapping[str, Any], shape: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _layer_kinds(shape: Mapping[str, Any]) -> list[Any]:
-    """Attention of each layer; without `layer_types`, the one that Transformers derives."""
+    """Return the attention of each layer; without `layer_types`, as Transformers derives it."""
     kinds = shape.get("layer_types")
     if kinds is not None:
         return list(kinds) if isinstance(kinds, list) else [kinds]
@@ -160,9 +162,9 @@ _Demand = tuple[str, object, bool, str, str]
 
 
 def _demands(raw: Mapping[str, Any], shape: Mapping[str, Any]) -> Iterator[_Demand]:
-    """Field, its value, whether it is read, what is, and the fix; the more telling ones first.
+    """Yield each field, its value, whether it is supported, the supported values, and the fix.
 
-    shape: the layers' config with its defaults, empty where there is none.
+    The most informative ones come first. shape: the layers' config with its defaults, or empty.
     """
     yield MARK, raw[MARK], raw[MARK] == "dspark", "`dspark` is", _ANOTHER
     yield _LAYERS, raw.get(_LAYERS), bool(shape), "a mapping is", _ANOTHER

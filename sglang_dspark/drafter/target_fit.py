@@ -15,7 +15,7 @@ from sglang_dspark.errors import DSparkError
 
 @dataclass(frozen=True)
 class Target:
-    """A target's sizes. path: for messages. num_layers: None where it is not known."""
+    """A target's sizes. path: for messages. num_layers: None if unknown."""
 
     path: str
     hidden_size: int

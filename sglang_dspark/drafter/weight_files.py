@@ -2,7 +2,7 @@
 
 The files are those that SGLang loads (model_loader/weight_utils.py,
 `filter_duplicate_safetensors_files`): the ones that the shard index names, or every safetensors
-file where there is no index. Headers are read first; values are read one tensor at a time.
+file if there is no index. Headers are read first; values are read one tensor at a time.
 """
 
 from __future__ import annotations
@@ -33,9 +33,8 @@ _ALIASES = {  # names of SGLang's native export (models/dflash.py, `load_weights
     "encoder.output_norm_enc.weight": "hidden_norm.weight",
 }
 FLOATS = ("F64", "F32", "BF16", "F16")
-# First parts of names that belong to some kind of drafter: a file with such a tensor that nothing
-# reads is of another drafter than its config.json. Other names are ignored, as copies of the
-# target's weights.
+# First parts of tensor names of all kinds of drafters. If such a tensor is not read, the file is of
+# another drafter than its config.json. Other names are ignored, as copies of the target's weights.
 _PARTS = frozenset(
     {
         "aux_hidden_norms",
@@ -60,7 +59,7 @@ _PARTS = frozenset(
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """A tensor in a file. name: as it is there. dtype: safetensors' name of it, such as `BF16`."""
+    """A tensor in a file. name: as in the file. dtype: safetensors' name, such as `BF16`."""
 
     file: Path
     name: str
@@ -69,7 +68,7 @@ class StoredTensor:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of its values."""
+        """Return the bytes of its values."""
         bits = re.search(r"\d+", self.dtype)  # BOOL has no width in its name: a byte
         return math.prod(self.shape) * (8 if bits is None else int(bits[0])) // 8
 
@@ -78,7 +77,7 @@ Stored = Mapping[str, StoredTensor]  # by the name without prefixes
 
 
 def bare_name(name: str) -> str:
-    """A tensor's name without the prefixes of wrappers and `model.`, and without an alias."""
+    """Return a tensor's name without the prefixes of wrappers and `model.`, and unaliased."""
     bare = name.replace(_COMPILED, "")
     bare = bare.removeprefix(_MODEL).removeprefix(_PARALLEL).removeprefix(_MODEL)
     return _ALIASES.get(bare, bare)
@@ -94,9 +93,9 @@ def wrapper_prefix(stored: Stored) -> str | None:
 
 
 def weight_files(path: Path) -> list[Path]:
-    """Safetensors files that hold the drafter in `path`.
+    """Return the safetensors files that hold the drafter in `path`.
 
-    Raises DSparkError when there is none, the index is broken, or it names a file that is missing.
+    Raises DSparkError if there is none, the index is broken, or it names a file that is missing.
     """
     there = {file.name: file for file in sorted(Path(path).glob("*.safetensors"))}
     indexed = _indexed_files(Path(path))
@@ -114,7 +113,7 @@ def weight_files(path: Path) -> list[Path]:
 
 
 def _indexed_files(path: Path) -> set[str] | None:
-    """File names that a shard index names; None where there is no index."""
+    """Return the file names that a shard index names; None if there is no index."""
     if not (path / INDEX).is_file():
         return None
     try:
@@ -131,8 +130,8 @@ def _indexed_files(path: Path) -> set[str] | None:
 def stored_tensors(path: Path, rename: Callable[[str], str] = bare_name) -> dict[str, StoredTensor]:
     """Read the headers of the drafter's files. rename: a name in a file -> the name to find it by.
 
-    Raises DSparkError when a file is missing, truncated or corrupt, and when two tensors have one
-    name, as a stale file next to new ones gives.
+    Raises DSparkError if a file is missing, truncated or corrupt, or if two tensors have one name,
+    e.g. from a stale file next to new ones.
     """
     found: dict[str, StoredTensor] = {}
     for file in weight_files(path):
@@ -161,7 +160,7 @@ def _twice(path: Path, one: StoredTensor, other: StoredTensor) -> DSparkError:
 
 
 def load_tensors(stored: Stored) -> dict[str, Tensor]:
-    """Read the values of tensors, by the names of `stored`. Raises DSparkError when it fails."""
+    """Read the values of tensors, by the names of `stored`. Raises DSparkError on failure."""
     loaded: dict[str, Tensor] = {}
     for file in {tensor.file for tensor in stored.values()}:
         try:
@@ -235,21 +234,21 @@ def require_all_read(path: Path, expected: Collection[str], stored: Stored) -> N
 
 
 def require_finite(path: Path, names: Iterable[str], stored: Stored) -> None:
-    """Raise DSparkError for a tensor with NaN or infinite values, as float32 sees them."""
+    """Raise DSparkError for a tensor with NaN or infinite values in float32."""
     for name in names:
         if not is_finite(load_tensors({name: stored[name]})[name]):
             raise not_finite(path, name)
 
 
 def not_finite(path: Any, name: str) -> DSparkError:
-    """The error of a weight with NaN or infinite values."""
+    """Make the error of a weight with NaN or infinite values."""
     return DSparkError(f"drafter {path}: the weight {name} holds NaN or infinite values; {_AGAIN}")
 
 
 def is_finite(weight: Tensor) -> bool:
     """Return whether all values are finite in float32.
 
-    By the extremes, which take no memory: NaN is an extreme of torch's.
+    It tests the extremes, which needs no memory: any NaN is an extreme in torch.
     """
     if weight.numel() == 0:
         return True

@@ -1,6 +1,6 @@
 """Drafter families: one folder for each, one line in `registry` to add one.
 
-A folder holds everything of a family: its config and module, reading and writing its checkpoints,
+A folder holds all parts of a family: its config and module, reading and writing its checkpoints,
 its proposer for the reference engine, its options and its learner for training. `learning` and
-`chain` hold what several families share.
+`chain` hold the parts that several families share.
 """

@@ -1,4 +1,4 @@
-"""`Family` and `Recipe`: everything that the rest of the package knows of a drafter family."""
+"""Define `Family` and `Recipe`, the interface of a drafter family to the rest of the package."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Recipe:
     """One way to train a family: a value of `drafter.kind` in a training config.
 
     shape: the options of `drafter`. build: makes the learner. check(shape, target): raises
-    DSparkError when no such drafter can be made for the target (its Transformers config).
+    DSparkError if no such drafter can be made for the target (its Transformers config).
     """
 
     kind: str
@@ -38,7 +38,7 @@ class Family:
     """A drafter family, exported as `FAMILY` by its folder and listed in `registry`.
 
     name: of the folder, and the kind in traces and tables.
-    architectures: names in config.json that SGLang knows it by.
+    architectures: its names in config.json that SGLang recognises.
     mark: a part of an architecture's name that is enough to recognise it; empty: the whole name.
     config: class with `from_dir(path)`; `target_layer_ids` are the layers that it reads.
     reads_features: whether it reads features of target layers; if not, it needs none captured.

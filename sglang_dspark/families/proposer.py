@@ -1,8 +1,8 @@
-"""Protocols between the reference engine and a drafter of any family.
+"""Define the protocols between the reference engine and a drafter of any family.
 
 A proposer starts a state for the slots of a run. The engine passes the target's outputs to the
-state (`prefill`, `commit`) and asks it for drafts (`propose`). The state alone decides what it
-keeps of a sequence; accepting drafts is the engine's part.
+state (`prefill`, `commit`) and gets drafts from it (`propose`). Only the state decides what to keep
+of a sequence; only the engine accepts drafts.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class DraftState(Protocol):
     """
 
     def prefill(self, rows: Tensor, tokens: Tensor, features: Tensor, hidden: Tensor) -> None:
-        """A new prompt, tokens [R, P] at positions 0.., in slots `rows` [R]."""
+        """Store a new prompt, tokens [R, P] at positions 0.., in slots `rows` [R]."""
 
     def propose(
         self,
@@ -32,10 +32,10 @@ class DraftState(Protocol):
         temperature: Tensor | None,
         generator: torch.Generator,
     ) -> DraftBlock:
-        """gamma drafts after anchor [R], at position lens [R]; None: all slots.
+        """Draft gamma tokens after anchor [R], at position lens [R]; rows None: all slots.
 
-        temperature [R], None: all greedy. `DraftBlock.probs` must be the exact distributions drawn
-        from.
+        temperature [R], None: all greedy. `DraftBlock.probs` must be the exact distributions that
+        drafts are drawn from.
         """
 
     def commit(
@@ -47,14 +47,16 @@ class DraftState(Protocol):
         hidden: Tensor,
         accepted: Tensor,
     ) -> None:
-        """The verify window, tokens [R, 1 + gamma] at positions lens.., of whose drafts the first
-        accepted [R] stay."""
+        """Store the verify window, tokens [R, 1 + gamma] at positions from lens [R] on.
+
+        The first accepted [R] of its drafts stay.
+        """
 
     def open(self, rows: Tensor, anchor: Tensor, lens: Tensor) -> OpenBlock:
         """Start a block after anchor [R] at positions lens [R] whose drafts the caller chooses.
 
         Its logits are those that `propose` would draw from. Replaying a sampled answer needs them
-        one position at a time: each draft follows from the answer's own token.
+        one position at a time, as each draft follows the answer's own token.
         """
 
 
@@ -68,20 +70,22 @@ class Proposer(Protocol):
     target_layer_ids: tuple[int, ...]
 
     def start(self, slots: int, max_len: int) -> DraftState:
-        """Empty state for requests of at most `max_len` tokens."""
+        """Return an empty state for requests of at most `max_len` tokens."""
 
 
 class OpenBlock(Protocol):
     """The block of R requests that is being drafted.
 
-    draft_ids: [V'] token of each column of the logits, None where columns are token ids.
+    draft_ids: [V'] token of each column of the logits, None if columns are token ids.
     """
 
     draft_ids: Tensor | None
 
     def logits(self, previous: Tensor) -> Tensor:
-        """Logits [R, V'] of the next position; previous [R]: the token chosen before it, first the
-        anchor. Call it once per position."""
+        """Return logits [R, V'] of the next position; call once per position.
+
+        previous [R]: the token chosen before it, first the anchor.
+        """
 
     def confidence(self) -> Tensor:
-        """c_k of the positions drafted so far, [R, k]; [R, 0] without a confidence head."""
+        """Return c_k of the positions drafted so far, [R, k]; [R, 0] without a confidence head."""

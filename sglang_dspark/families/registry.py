@@ -1,4 +1,4 @@
-"""The registered drafter families, and what others ask of them by name, path or module.
+"""Register the drafter families, and find them by name, path or module.
 
 To add a family, add the name of its folder to `NAMES`.
 """
@@ -40,8 +40,8 @@ class Target(Protocol):
 def family_of(path: Path | str) -> Family:
     """Return the family of a checkpoint directory, by its config.json.
 
-    Raises DSparkError when there is none, it is no drafter that we know, or one that only SGLang
-    computes.
+    Raises DSparkError if there is no config.json, the drafter is unknown, or only SGLang computes
+    it.
     """
     raw = read_config(Path(path))
     architectures = raw.get("architectures") or []
@@ -59,7 +59,7 @@ def family_of(path: Path | str) -> Family:
 
 
 def _recognise(architectures: list[str]) -> Family | None:
-    """Match whole names before marks: a mark claims every name that contains it."""
+    """Match whole names before marks: a mark matches every name that contains it."""
     whole = {name: each for each in FAMILIES if not each.mark for name in each.architectures}
     for name in architectures:
         if name in whole:
@@ -69,7 +69,7 @@ def _recognise(architectures: list[str]) -> Family | None:
 
 
 def drafter_kind(path: Path | str) -> str:
-    """Return the name of a checkpoint's family; raises as `family_of`."""
+    """Return the name of a checkpoint's family. Raises DSparkError as `family_of`."""
     return family_of(path).name
 
 
@@ -94,7 +94,7 @@ def open_drafter(path: Path | str, target: Target) -> nn.Module:
 def proposer_of(drafter: nn.Module, gamma: int | None = None) -> Proposer:
     """Make a drafter ready to propose gamma drafts per step; None: the gamma it was trained for.
 
-    Raises DSparkError when a parallel drafter's block is smaller than gamma.
+    Raises DSparkError if a parallel drafter's block is smaller than gamma.
     """
     family = next((each for each in FAMILIES if isinstance(drafter, each.model)), None)
     if family is None:
@@ -103,17 +103,17 @@ def proposer_of(drafter: nn.Module, gamma: int | None = None) -> Proposer:
 
 
 def recipe(kind: str) -> Recipe:
-    """Return the recipe that a training config selects; DSparkError lists the known ones."""
+    """Return the recipe of a config's kind. Raises DSparkError that lists the known kinds."""
     if kind not in RECIPES:
         raise DSparkError(f"drafter.kind {kind!r} is none of {', '.join(RECIPES)}")
     return RECIPES[kind]
 
 
 def build_learner(ingredients: Ingredients) -> Learner:
-    """Build the learner that the config asks for; DSparkError for an unknown kind."""
+    """Build the learner of the config's kind. Raises DSparkError for an unknown kind."""
     return recipe(ingredients.shape.kind).build(ingredients)
 
 
 def check_shape(shape: Any, target: Any) -> None:
-    """Raise DSparkError when no drafter of this shape can be made for the target (its config)."""
+    """Raise DSparkError if no drafter of this shape can be made for the target (its config)."""
     recipe(shape.kind).check(shape, target)

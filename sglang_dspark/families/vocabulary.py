@@ -1,4 +1,4 @@
-"""A reduced draft vocabulary in a checkpoint: `d2t`, as EAGLE3 stores it.
+"""Read and write a reduced draft vocabulary of a checkpoint: `d2t`, as EAGLE3 stores it.
 
 d2t[i] is token id minus i of draft column i; `t2d` marks the token ids that have a column. SGLang
 reads them for EAGLE3; for DFLASH and EAGLE it ignores them and drafts over the whole vocabulary.
@@ -17,12 +17,12 @@ from sglang_dspark.errors import DSparkError
 
 
 def to_d2t(draft_ids: Tensor) -> Tensor:
-    """Ascending token ids [V'] -> d2t [V'] int64."""
+    """Convert ascending token ids [V'] to d2t [V'] int64."""
     return draft_ids - torch.arange(len(draft_ids), device=draft_ids.device)
 
 
 def to_t2d(draft_ids: Tensor, vocab_size: int) -> Tensor:
-    """Token ids [V'] -> t2d [V] bool, True where a token can be drafted."""
+    """Convert token ids [V'] to t2d [V] bool, True if a token can be drafted."""
     inside = torch.zeros(vocab_size, dtype=torch.bool)
     inside[draft_ids.cpu()] = True
     return inside
@@ -31,10 +31,10 @@ def to_t2d(draft_ids: Tensor, vocab_size: int) -> Tensor:
 def stored_draft_ids(
     stored: Stored, vocab_size: int, path: Path, count: int | None = None
 ) -> Tensor | None:
-    """Token ids [V'] of a checkpoint's draft columns, or None when it covers all tokens.
+    """Return token ids [V'] of a checkpoint's draft columns, or None if it covers all tokens.
 
-    count: V' that its config.json states. Raises DSparkError when there are more or fewer, or they
-    repeat or lie outside the vocabulary.
+    count: V' that its config.json states. Raises DSparkError if the number differs, or if ids
+    repeat or are outside the vocabulary.
     """
     d2t = load_tensors({"d2t": stored["d2t"]})["d2t"] if "d2t" in stored else None
     found = vocab_size if d2t is None else d2t.numel()
@@ -55,7 +55,7 @@ def stored_draft_ids(
 
 
 def check_draft_ids(draft_ids: Tensor | None, vocab_size: int) -> None:
-    """ValueError unless None or distinct ascending token ids [V'] within the vocabulary."""
+    """Raise ValueError unless ids are None or ascend, distinct, within the vocabulary, [V']."""
     if draft_ids is None:
         return
     sorted_once = bool((draft_ids.diff() > 0).all())
@@ -64,7 +64,7 @@ def check_draft_ids(draft_ids: Tensor | None, vocab_size: int) -> None:
 
 
 def columns_of(draft_ids: Tensor | None, vocab_size: int) -> Tensor:
-    """Token id -> draft column [V] int64, -1 for tokens that cannot be drafted."""
+    """Map token id to draft column, [V] int64, -1 for tokens that cannot be drafted."""
     if draft_ids is None:
         return torch.arange(vocab_size)
     columns = torch.full((vocab_size,), -1, device=draft_ids.device)

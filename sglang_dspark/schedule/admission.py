@@ -1,11 +1,11 @@
 """Admit the K drafts of largest current survival (paper, 3.2.3).
 
-The order is survival, then position, then request: with equal survivals the place alone decides,
-so no value that a draft influences can. Keys of a row never increase (`ordering.key_of`),
-so the K best of the batch are a prefix of every row, and l_r is how many of them row r holds.
+The order is survival, then position, then request. Only the place orders equal survivals, never a
+value that a draft influences. Keys of a row never increase (`ordering.key_of`), so the K best of
+the batch are a prefix of every row, and l_r counts those in row r.
 
-Selection instead of sorting: one count of the keys' leading bits finds the bucket of the K-th key,
-two more counts inside that bucket find the key itself.
+Selection replaces sorting: one count of the keys' leading bits finds the bucket of the K-th key,
+and two more counts inside that bucket find the key itself.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def admit(
     admitted first. Both must be known before this step's drafting. out: [R] int64 to write to.
 
     Returns l_r, [R] int64: l_r <= limits_r, and sum(l) is K, or sum(limits) if that is smaller.
-    Raises ValueError on sizes that do not fit or a negative K.
+    Raises ValueError if gains do not fit the workspace or K is negative.
     """
     rows = workspace.check(gains)
     if drafts < 0:
@@ -56,9 +56,9 @@ def admit(
 
 @compiled
 def _nth_largest(candidates, count, rank, histogram) -> Any:  # type: ignore[no-untyped-def]
-    """The rank-th largest of candidates[:count] (from 1), and how many are larger.
+    """Return the rank-th largest of candidates[:count] (from 1), and how many are larger.
 
-    Works on candidates in place. histogram: [3, DIGIT] int64, scratch.
+    Overwrites candidates. histogram: [3, DIGIT] int64, scratch.
     """
     larger = 0
     for level in range(3):
@@ -118,7 +118,7 @@ def _admit(  # type: ignore[no-untyped-def]
 
 @compiled
 def _admit_ties(keys, rows, gamma, threshold, left, lengths) -> None:  # type: ignore[no-untyped-def]
-    """Give `left` more drafts to keys equal to the threshold, by position, then request."""
+    """Admit `left` more drafts whose keys equal the threshold, by position, then request."""
     for j in range(gamma):
         for r in range(rows):
             if keys[r * gamma + j] == threshold:

@@ -1,13 +1,12 @@
 """Decide once for all ranks: the leader decides, and every rank acts on its message.
 
-Ranks of one tensor-parallel engine hold copies of the same confidences and measure their own times;
-copies differ in the last bit or arrive late, clocks differ always. Two ranks may therefore compute
-different budgets, and ranks that run passes of different sizes deadlock. So nothing is computed
-twice: `Agreement` broadcasts the leader's `Plan` before drafting, as one
-int64 message of fixed size. Verify lengths are on the device and are sent
-there (`step/ranks.py`).
+Ranks of one tensor-parallel engine hold copies of the same confidences and measure their own times.
+The copies may differ in the last bit or arrive late, and the clocks always differ. Two ranks may
+therefore compute different budgets, and ranks that run passes of different sizes deadlock. So only
+the leader plans: `Agreement` broadcasts its `Plan` before drafting, as one int64 message of fixed
+size. Verify lengths are on the device and are sent there (`step/ranks.py`).
 
-Groups must carry CPU tensors (gloo). A leader that fails sends a failure, and every rank
+Groups must support CPU tensors (gloo). If the leader fails, it sends a failure and every rank
 raises; a rank with another batch raises instead of waiting.
 """
 
@@ -38,22 +37,22 @@ class Agreement:
     """
 
     def __init__(self, max_requests: int, group: dist.ProcessGroup, leader: int = 0) -> None:
-        """leader: the global rank that decides."""
+        """Allocate the message; leader is the global rank that decides."""
         self.group, self.leader = group, leader
         self.leads = dist.get_rank() == leader
         self._tensor = torch.zeros(HEADER + 3 * max_requests, dtype=torch.int64)
         self._message = self._tensor.numpy()
 
     def send(self, plan: Plan, rows: Counts) -> None:
-        """Send the leader's plan for the requests in rows [R] of the pool to all ranks."""
+        """Send the leader's plan for the requests in pool rows `rows` [R] to all ranks."""
         encode(plan, self._message)
         self._message[HEADER - 1] = crc32(rows.data)
         self._broadcast()
 
     def receive(self, rows: Counts) -> Plan:
-        """The leader's plan for the requests in rows [R] int64 of the pool.
+        """Return the leader's plan for the requests in pool rows `rows`, [R] int64.
 
-        Raises DSparkError where the leader failed or decodes another batch.
+        Raises DSparkError if the leader failed or decodes another batch.
         """
         self._broadcast()
         step, requests = int(self._message[0]), int(self._message[1])
@@ -86,7 +85,7 @@ def failed(leader: int) -> DSparkError:
 
 
 def encode(plan: Plan, message: Counts) -> None:
-    """Write a plan to a message, [HEADER + 3 max_requests] int64; floats keep their bits."""
+    """Write a plan to a message, [HEADER + 3 max_requests] int64; floats are stored exactly."""
     budget, requests = plan.budget, plan.requests
     most = (len(message) - HEADER) // 3
     if requests > most:
@@ -104,7 +103,7 @@ def encode(plan: Plan, message: Counts) -> None:
 
 
 def decode(message: Counts) -> Plan:
-    """Read the plan in a message; it owns its arrays."""
+    """Read the plan in a message; its arrays are copies."""
     step, requests, context, drafts, depth = (int(value) for value in message[:5])
     theta, seconds, gain = (float(value) for value in message[5:8].view(np.float64))
     mode, settled, known, bounded, weighted = (int(value) for value in message[8:13])

@@ -3,16 +3,16 @@
 Theta = tau / T, with tau = sum_r w_r (1 + sum of admitted a_{r,j}) and T the step's predicted
 seconds, draft included. Two rules:
 
-`search` tries every K and every drafting depth and takes the best. It reads all survivals at once,
-so they must be those of an earlier step (lag >= 1; 2 with overlap).
+`search` tries every K and every drafting depth and returns the best. It reads all survivals at
+once, so they must be those of an earlier step (lag >= 1; 2 with overlap).
 
-`early_stop` is Algorithm 1: after the floors, which are admitted first at any survival,
-admit in descending order of survival and stop at the first drop of Theta. It may be given the
-survivals of the current step (lag 0). On a jagged cost curve it stops before the first rise;
-that is the price of lag 0, not a fault.
+`early_stop` is Algorithm 1: it admits the floors first, at any survival, then drafts in descending
+order of survival, and stops at the first drop of Theta. So it may use the survivals of the current
+step (lag 0). The price of lag 0: on a jagged cost curve it stops before the first jump in cost.
 
-Both work on float64 sums in descending order, compiled, in a workspace that is allocated once.
-Ties of Theta go to the shallower depth and the smaller K.
+Both use float64 sums in descending order, compiled, in a workspace that is allocated once. On a tie
+of Theta `search` keeps the shallower depth, unless drafting deeper costs no more, and then the
+smaller K; `early_stop` admits the draft.
 """
 
 from __future__ import annotations
@@ -57,12 +57,12 @@ class Budget(NamedTuple):
 
 @dataclass(frozen=True)
 class Costs:
-    """Predicted seconds of the coming step, for its R.
+    """Predicted seconds of the coming step, for its R requests.
 
     tokens: [> R (1 + gamma)] float64, seconds of a pass over B tokens, tiers and padding included.
-    fixed: what does not depend on the decision (requests, context, overhead).
-    draft: [gamma + 1] float64, drafting d positions; entry 0 is what skipping adds or, if the
-    plain step is cheaper than verifying anchors alone, saves (then it is negative).
+    fixed: the part that does not depend on the decision (requests, context, overhead).
+    draft: [gamma + 1] float64, drafting d positions; entry 0 is the cost of skipping, negative if
+    a plain step is faster than verifying anchors only.
     """
 
     tokens: Seconds
@@ -84,7 +84,7 @@ class Workspace:
         self.zero = np.zeros(max_requests, np.int64)
 
     def check(self, gains: Gains) -> int:
-        """R of gains [R, gamma]. Raises ValueError on another dtype, layout or size."""
+        """Return R of gains [R, gamma]. Raises ValueError on another dtype, layout or size."""
         rows, gamma = gains.shape
         if gamma != self.gamma or not 1 <= rows <= self.max_requests:
             raise ValueError(f"gains {gains.shape} for [1..{self.max_requests}, {self.gamma}]")
@@ -107,9 +107,9 @@ def search(
 
     gains: [R, gamma] float32, w_r a_{r,j}, non-increasing in j. limits: [R] int64, most drafts of
     each request (default gamma). floors: [R] int64 <= limits, drafts admitted at any gain
-    (fairness); when the step speculates they bind, also the depth. base: sum of w_r (default R).
-    must_draft: skip depth 0 (the guard compares the result with the plain step).
-    Raises ValueError on sizes that do not fit.
+    (fairness); a step that speculates drafts at least to the largest floor. base: sum of w_r
+    (default R). must_draft: skip depth 0 (the guard compares the result with the plain step).
+    Raises ValueError if sizes do not match.
     """
     rows = workspace.check(gains)
     if len(costs.tokens) <= rows * (1 + workspace.gamma) or len(costs.draft) <= workspace.gamma:
@@ -146,12 +146,12 @@ def early_stop(
     base: float | None = None,
     depth: int | None = None,
 ) -> Budget:
-    """Algorithm 1 over the current step's gains; arguments as `search`.
+    """Run Algorithm 1 over the current step's gains; arguments as in `search`.
 
-    depth: positions that were drafted (default gamma). The drafts exist already, so their cost is
-    part of every T. limits must not exceed it, and limits, floors, base and depth must have been
-    fixed before drafting. K holds the floors, so admission with the same floors takes what was
-    decided on. Raises ValueError on sizes that do not fit or a depth outside 1 .. gamma.
+    depth: positions that were drafted (default gamma). The drafts already exist, so their cost is
+    part of every T. limits must not exceed it, and limits, floors, base and depth must be fixed
+    before drafting. K includes the floors, so `admit` with the same floors admits exactly this
+    decision. Raises ValueError if sizes do not match or depth is outside 1 .. gamma.
     """
     rows = workspace.check(gains)
     if len(costs.tokens) <= rows * (1 + workspace.gamma) or len(costs.draft) <= workspace.gamma:

@@ -1,19 +1,19 @@
-"""Sequential Temperature Scaling: one temperature a draft position (paper, 3.2.1).
+"""Fit Sequential Temperature Scaling: one temperature per draft position (paper, 3.2.1).
 
-Positions are fitted left to right. Position k tries every temperature of a one-dimensional grid
-and keeps the one that gives the cumulative product a_k = prod_{i<=k} sigmoid(logit_i / T_i) the
-smallest expected calibration error, T_1..T_{k-1} fixed.
+Positions are fitted left to right. Position k tries every temperature of a one-dimensional grid,
+with T_1..T_{k-1} fixed. It keeps the one with the smallest expected calibration error of the
+cumulative product a_k = prod_{i<=k} sigmoid(logit_i / T_i).
 
-A label is the outcome under the request's own sampling: drafts 1..k all accepted by the
-rule that was in force. Position k of a step is counted only if it was verified; an unverified one
-is censored, never a failure (an earlier rejection would make it a known failure, but keeping only
-those would count failures alone).
+A label is the outcome under the request's own sampling: drafts 1..k all accepted by the accept rule
+in use. Position k of a step is counted only if it was verified. An unverified position is censored,
+not a failure: an earlier rejection would make it a known failure, but keeping only those would bias
+the labels to failures.
 
-A temperature cannot move a confidence of one half, so it cannot fix a head that is too sure by the
-same amount everywhere, which is the error of a head that saw acceptance on its own training text.
-`fit_shifts` goes beyond the paper and is kept apart from its table (`sts+shift`): a shift for each
-position and one temperature, the most likely ones, and how far requests stray from that
-(`request_shift`).
+A temperature cannot move a confidence of one half. So it cannot correct a head that is
+overconfident by the same amount everywhere, the error of a head trained on acceptance of its own
+training text. `fit_shifts` goes beyond the paper and is stored apart from its table (`sts+shift`):
+a shift for each position and one temperature by maximum likelihood, and the variance between
+requests (`request_shift`).
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ Ints = NDArray[np.int64]
 Binning = Literal["width", "mass"]
 
 GRID_LOW, GRID_HIGH, GRID_POINTS = 0.1, 10.0, 201  # evenly in log T; 1 is one of the points
-SHIFT_LIMIT = 10.0  # logits; more would say that all or nothing was accepted
+SHIFT_LIMIT = 10.0  # logits; a larger shift would mean that all or no drafts were accepted
 MINIMUM_LABELS = 50  # below this an ECE of ten bins is noise: the position keeps T = 1
 
 
 @dataclass(frozen=True)
 class Observations:
-    """N verify steps: what the drafter said of each draft, and how far acceptance went.
+    """N verify steps: the drafter's confidence logits, and the drafts verified and accepted.
 
     logits: [N, gamma] confidence logits, not calibrated. accepted: [N] leading drafts accepted.
     verified: [N] drafts that were verified, accepted <= verified <= gamma. request: [N], which
@@ -65,7 +65,7 @@ class Observations:
 
     @property
     def gamma(self) -> int:
-        """Drafts a step."""
+        """Return the number of drafts per step."""
         return int(self.logits.shape[1])
 
     def known(self, k: int) -> NDArray[np.bool_]:
@@ -77,7 +77,7 @@ class Observations:
         return self.accepted >= k
 
     def of_steps(self, chosen: NDArray[np.bool_]) -> Observations:
-        """The steps where `chosen` [N] is true."""
+        """Select the steps where `chosen` [N] is true."""
         return Observations(
             self.logits[chosen], self.accepted[chosen], self.verified[chosen], self.request[chosen]
         )
@@ -88,7 +88,7 @@ class StsFit:
     """Temperatures of positions 1..gamma, and the ECE of a_k there before and after.
 
     counts: labels each position was fitted on; a position with fewer than MINIMUM_LABELS keeps
-    temperature 1. ECE is NaN where there is no label.
+    temperature 1. ECE is NaN if there is no label.
     """
 
     temperatures: tuple[float, ...]
@@ -99,11 +99,11 @@ class StsFit:
 
 @dataclass(frozen=True)
 class Calibration:
-    """c_k = sigmoid((logit_k + shift_k) / T_k + s_r); with temperatures alone it is plain STS.
+    """Parameters of c_k = sigmoid((logit_k + shift_k) / T_k + s_r); plain STS has only T_k.
 
-    temperatures: [gamma] > 0. shift: common part of all shift_k; by_position: [gamma] the rest,
-    empty for none. spread: variance of the requests' own shifts s_r, 0 for none; those are added
-    by `request_shift.RequestShift`, not by `apply`.
+    temperatures: [gamma] > 0. shift: common part of all shift_k; by_position: [gamma] the rest, or
+    empty. spread: variance of the requests' own shifts s_r, or 0; `request_shift.RequestShift` adds
+    those, not `apply`.
     """
 
     temperatures: tuple[float, ...]
@@ -113,25 +113,25 @@ class Calibration:
 
     @property
     def shifts(self) -> tuple[float, ...]:
-        """shift_k, [gamma]."""
+        """Return shift_k, [gamma]."""
         return tuple(self.shift + s for s in self.by_position or (0.0,) * len(self.temperatures))
 
     @classmethod
     def identity(cls, gamma: int) -> Calibration:
-        """The one that changes nothing."""
+        """Return the calibration that changes nothing."""
         return cls((1.0,) * gamma)
 
 
 def temperature_grid() -> Floats:
-    """The temperatures that are tried, ascending."""
+    """Return the temperatures of the search grid, ascending."""
     return np.geomspace(GRID_LOW, GRID_HIGH, GRID_POINTS)
 
 
 def fit(data: Observations, *, bins: int = 10, binning: Binning = "width") -> StsFit:
     """Fit temperatures to observed acceptance; deterministic.
 
-    Raises ValueError when there is no step. Of temperatures with equal ECE the one nearest to 1
-    wins, so that data without information changes nothing.
+    Raises ValueError if there is no step. Of temperatures with equal ECE the one nearest to 1 wins,
+    so that data without information changes nothing.
     """
     if len(data.logits) == 0:
         raise ValueError("no verify step to fit temperatures to")
@@ -158,12 +158,13 @@ def fit(data: Observations, *, bins: int = 10, binning: Binning = "width") -> St
 
 
 def fit_shifts(data: Observations) -> Calibration:
-    """One temperature and a shift for each position, by maximum likelihood; and the spread.
+    """Fit one temperature, a shift for each position (maximum likelihood), and the spread.
 
-    Over verified drafts whose predecessors were all accepted. A position's shift is drawn to the
-    common one as if by four outcomes, the slope to 1 as weakly, so that few labels move little.
-    The spread is the one of `SPREADS` under which the outcomes of each step, predicted from the
-    request's earlier steps, are likeliest. Raises ValueError when there is no such draft.
+    The data are verified drafts whose predecessors were all accepted. A penalty pulls each
+    position's shift to the common one and the slope to 1, each with the weight of four outcomes, so
+    that few labels change little. The spread is the entry of `SPREADS` with the largest likelihood
+    of each step's outcomes, predicted from the request's earlier steps. Raises ValueError if there
+    is no such draft.
     """
     reached = [data.known(k) & data.survived(k - 1) for k in range(1, data.gamma + 1)]
     logit = np.concatenate([data.logits[rows, k] for k, rows in enumerate(reached)])
@@ -183,7 +184,7 @@ def fit_shifts(data: Observations) -> Calibration:
 
 
 def _logistic(design: Floats, label: Floats) -> list[float]:
-    """Weights of a logistic regression: column 0 held near 1, column 1 free, the others near 0."""
+    """Fit a logistic regression; weight 0 is pulled to 1, weight 1 is free, the others to 0."""
     centre, pull = np.zeros(design.shape[1]), np.ones(design.shape[1])
     centre[0], pull[1] = 1.0, 1e-3
 
@@ -193,7 +194,7 @@ def _logistic(design: Floats, label: Floats) -> list[float]:
         return float(data + (pull * (weights - centre) ** 2).sum() / 2)
 
     weights, present = centre, loss(centre)
-    for _ in range(30):  # Newton, halved until it helps
+    for _ in range(30):  # Newton steps, halved until the loss decreases
         chance = _sigmoid(design @ weights)
         slope = design.T @ (label - chance) - pull * (weights - centre)
         curve = (design * (chance * (1 - chance))[:, None]).T @ design + np.diag(pull)
@@ -208,7 +209,7 @@ def _logistic(design: Floats, label: Floats) -> list[float]:
 
 
 def _log_loss(data: Observations, calibration: Calibration) -> float:
-    """Mean -log likelihood of reached drafts' outcomes, each step predicted before it is seen."""
+    """Return the mean -log likelihood of reached drafts, each predicted before its outcome."""
     confidence = np.clip(conditional(data, calibration), 1e-6, 1 - 1e-6)
     column = np.arange(1, data.gamma + 1)
     hit = column <= data.accepted[:, None]
@@ -217,7 +218,7 @@ def _log_loss(data: Observations, calibration: Calibration) -> float:
 
 
 def conditional(data: Observations, calibration: Calibration) -> Floats:
-    """c_k of every step [N, gamma]: as the table says, each request followed if it has a spread.
+    """Return c_k of every step [N, gamma], with requests' own shifts if there is a spread.
 
     Steps of one request must be in the order in which they happened.
     """
@@ -228,7 +229,7 @@ def conditional(data: Observations, calibration: Calibration) -> Floats:
     _, owner = np.unique(data.request, return_inverse=True)
     order = np.argsort(owner, kind="stable")
     starts = np.flatnonzero(np.diff(owner[order], prepend=-1))
-    rank = np.empty(len(order), dtype=np.int64)  # which step of its request each one is
+    rank = np.empty(len(order), dtype=np.int64)  # index of each step in its request
     rank[order] = np.arange(len(order)) - np.repeat(starts, np.diff([*starts, len(order)]))
     follower = RequestShift([calibration.spread], int(owner.max()) + 1)
     regime = np.zeros(len(logit), np.int64)
@@ -244,7 +245,7 @@ def conditional(data: Observations, calibration: Calibration) -> Floats:
 
 
 def predicted(data: Observations, calibration: Calibration) -> Floats:
-    """Survival a_k of every step [N, gamma], in the float32 arithmetic of `survival`."""
+    """Return survival a_k of every step [N, gamma], in the float32 arithmetic of `survival`."""
     if calibration.spread == 0:
         return apply_numpy(data.logits, calibration)
     confidence = torch.from_numpy(conditional(data, calibration)).float()
@@ -252,11 +253,11 @@ def predicted(data: Observations, calibration: Calibration) -> Floats:
 
 
 def apply(logits: Tensor, temperatures: Tensor, shift: Tensor | float = 0.0) -> Tensor:
-    """Calibrated survival a_k, non-increasing along gamma in the executed float32 arithmetic.
+    """Return calibrated survival a_k, non-increasing along gamma in executed float32 arithmetic.
 
-    logits: [..., gamma] confidence logits; temperatures: [gamma], all > 0; shift: [gamma] or one.
-    Returns [..., gamma] float32. Raises ValueError on NaN, shapes that do not fit, or a
-    temperature that is not a positive number.
+    logits: [..., gamma] confidence logits; temperatures: [gamma], all > 0; shift: [gamma] or a
+    scalar. Returns [..., gamma] float32. Raises ValueError on NaN, mismatched shapes, or a
+    temperature that is not positive and finite.
     """
     if temperatures.shape != logits.shape[-1:]:
         raise ValueError(f"{tuple(temperatures.shape)} temperatures for {tuple(logits.shape)}")
@@ -266,17 +267,17 @@ def apply(logits: Tensor, temperatures: Tensor, shift: Tensor | float = 0.0) -> 
 
 
 def apply_numpy(logits: Floats, calibration: Calibration) -> Floats:
-    """`apply` on arrays, in the same float32 arithmetic: [N, gamma] -> [N, gamma]."""
+    """Run `apply` on arrays, in the same float32 arithmetic: [N, gamma] -> [N, gamma]."""
     scale = torch.tensor(calibration.temperatures, dtype=torch.float32)
     shift = torch.tensor(calibration.shifts, dtype=torch.float32)
     return apply(torch.from_numpy(logits), scale, shift).double().numpy()
 
 
 def logits_of(confidence: Floats) -> Floats:
-    """Logits of confidences that were computed as float32 sigmoids.
+    """Return the logits of confidences that were computed as float32 sigmoids.
 
-    The sigmoid rounds to exactly 1 from a logit of about 17, and to 0 below -104: such values get
-    those logits, so that a temperature still moves them.
+    The sigmoid rounds to exactly 1 from a logit of about 17, and to 0 below -104. Such values map
+    to those logits, so that a temperature still moves them.
     """
     lowest, highest = 2.0**-149, 1.0 - 2.0**-25
     inside = np.clip(confidence, lowest, highest)
@@ -284,7 +285,7 @@ def logits_of(confidence: Floats) -> Floats:
 
 
 def bin_of(values: Floats, *, bins: int, binning: Binning) -> Ints:
-    """Bin of each value [n] in [0, 1], 0..bins-1.
+    """Return the bin of each value [n] in [0, 1], 0..bins-1.
 
     "width": bins of equal width. "mass": adaptive, of (nearly) equal count; equal values share a
     bin, so some may stay empty.
@@ -296,7 +297,7 @@ def bin_of(values: Floats, *, bins: int, binning: Binning) -> Ints:
 
 
 def ece(values: Floats, labels: Floats, *, bins: int = 10, binning: Binning = "width") -> float:
-    """Expected calibration error sum_b |sum_{i in b} (value_i - label_i)| / n; NaN when empty.
+    """Return the calibration error sum_b |sum_{i in b} (value_i - label_i)| / n; NaN if empty.
 
     values: [n] predicted chance in [0, 1]; labels: [n], 0 or 1.
     """
@@ -310,10 +311,10 @@ def ece(values: Floats, labels: Floats, *, bins: int = 10, binning: Binning = "w
 def ece_debiased(
     values: Floats, labels: Floats, request: Ints, *, bins: int = 10, binning: Binning = "width"
 ) -> float:
-    """`ece` less what chance adds to it: a bin's gap g counts sqrt(max(g^2 - var g, 0)).
+    """Return `ece` without its sampling noise: a bin's gap g counts sqrt(max(g^2 - var g, 0)).
 
-    The variance is over requests (not steps), whose gaps are taken as independent of each other.
-    0 says that no miscalibration shows on this much data, not that there is none.
+    The variance is over requests (not steps), which are assumed independent. 0 means that this much
+    data shows no miscalibration, not that there is none.
     """
     if len(values) == 0:
         return float("nan")
@@ -325,7 +326,7 @@ def ece_debiased(
 def _by_request(
     values: Floats, labels: Floats, request: Ints, bins: int, binning: Binning
 ) -> tuple[Floats, Ints]:
-    """Summed value - label of each request in each bin [requests, bins], and values a request."""
+    """Sum value - label by request and bin [requests, bins], and count values by request."""
     _, owner = np.unique(request, return_inverse=True)
     place = bin_of(values, bins=bins, binning=binning)
     count = np.bincount(owner)
@@ -344,11 +345,11 @@ def ece_interval(
     draws: int = 1000,
     seed: int = 0,
 ) -> tuple[float, float]:
-    """95% percentile bootstrap interval of `ece` over requests (not steps): (low, high).
+    """Return the 95% percentile bootstrap interval (low, high) of `ece` over requests (not steps).
 
-    request: [n], which request each value belongs to. Bins stay those of the whole sample. ECE is
-    a sum of absolute values: noise pushes it up, in resamples once more, so the interval leans
-    upwards when there are few requests.
+    request: [n], the request of each value. Bins are those of the whole sample. ECE is a sum of
+    absolute values, so noise raises it, and resampling raises it again: with few requests the
+    interval is biased upwards.
     """
     if len(values) == 0:
         return float("nan"), float("nan")
@@ -362,5 +363,5 @@ def ece_interval(
 
 
 def _sigmoid(x: Floats) -> Floats:
-    """1 / (1 + exp(-x)) without overflow."""
+    """Return 1 / (1 + exp(-x)) without overflow."""
     return np.exp(-np.logaddexp(0.0, -x))

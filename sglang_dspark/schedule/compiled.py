@@ -1,6 +1,6 @@
 """Compile the planner's functions once for this processor, cached on disk.
 
-Floating point stays as written (no reassociation): ranks and repeats must agree bitwise.
+Floating-point operations are not reordered: ranks and repeated runs must agree bitwise.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from sglang_dspark.common.machine_code import folder_of, kept
 def cache_folder() -> Path:
     """Return the folder of the machine code, named by the source of this package.
 
-    Raises DSparkError for a user without a home.
+    Raises DSparkError if the user has no home directory.
     """
     return folder_of("schedule", sorted(Path(__file__).parent.glob("*.py")))
 
 
 def compiled(function: Callable[..., Any]) -> Any:
-    """The function as machine code for one thread; the caller holds no GIL meanwhile."""
+    """Return the function as machine code that runs in one thread without the GIL."""
     options = {"nogil": True, "error_model": "numpy", "boundscheck": False}
     return kept(function, cache_folder, **options)

@@ -1,13 +1,13 @@
 """Predict step times: the profiled table, corrected by every measured step.
 
-Each part of a step (the knots of the token curve that it lies between, the draft, and one factor
-common to all) has a correction in log space. A measured step moves them by normalised least mean
-squares: each part in proportion to its share of the prediction, so that the common factor follows
-a machine that got slower everywhere and a knot follows a tier that was timed wrong.
+Each part of a step has a correction in log space: the knots of the token curve next to its B, the
+draft, and one factor common to all. A measured step updates them by normalised least mean squares,
+each part in proportion to its share of the prediction. So the common factor follows a machine that
+got slower everywhere, and a knot follows a tier that was timed wrong.
 
-A step far outside the usual spread is an outlier and moves nothing, unless such steps keep coming
-from the same side: then the machine has changed. Steps that also prefilled are never
-given to `observe`.
+A step far outside the usual spread is an outlier and changes nothing, unless many in a row are on
+the same side: then the machine has changed. Steps that also prefilled are never passed to
+`observe`.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from sglang_dspark.schedule.cost_table import CostTable, draft_row, monotone, to
 
 @dataclass(frozen=True)
 class UpdateConfig:
-    """Rates at which measurements move the model (dimensionless; errors are of log seconds)."""
+    """Rates of the model's updates (dimensionless; errors are of log seconds)."""
 
     rate: float = 0.05  # part of an error that one step corrects
-    clip: float = 0.2  # larger errors count as this much
+    clip: float = 0.2  # errors are clipped to this
     outlier: float = 0.4  # errors above this, and above `spread` usual errors, are outliers
     spread: float = 5.0
-    persistent: int = 12  # as many outliers in a row on one side are believed
+    persistent: int = 12  # after this many outliers in a row on one side the next ones count
     refresh: int = 16  # steps between rebuilds of the curve that the planner reads
     window: int = 512  # steps over which the prediction error is reported
 
@@ -51,7 +51,7 @@ class Step:
 
 
 class CostModel:
-    """Predicts steps for the planner; one writer, the thread that plans."""
+    """Predicted step times for the planner; only the planning thread updates them."""
 
     def __init__(
         self, table: CostTable, max_requests: int, config: UpdateConfig | None = None
@@ -77,10 +77,10 @@ class CostModel:
         self._refresh()
 
     def costs(self, requests: int, context: int, *, rising: bool = False) -> Costs:
-        """Return the costs of a step of R requests with `context` tokens together.
+        """Return the costs of a step of R requests with `context` tokens in all.
 
-        A row has the mean context. rising: without tiers more tokens never cost less, for a rule
-        that stops at the first rise. The result is valid until the next call.
+        Each request is assumed to have the mean context. rising: without tiers, more tokens never
+        cost less, for a rule that stops at the first rise. The result is valid until the next call.
         """
         if not 1 <= requests <= self.max_requests:
             raise ValueError(f"{requests} requests, the model was made for {self.max_requests}")
@@ -97,14 +97,14 @@ class CostModel:
         return Costs(tokens, fixed, self._draft_row(requests))
 
     def predict(self, step: Step) -> float:
-        """Seconds of a step."""
+        """Return the predicted seconds of a step."""
         costs = self.costs(step.requests, step.context)
         return float(costs.tokens[step.tokens] + costs.fixed + costs.draft[step.depth])
 
     def observe(self, step: Step, seconds: float) -> bool:
-        """Learn from a measured step without prefill; False if it was taken for an outlier.
+        """Learn from a measured step without prefill; return False if it is an outlier.
 
-        Raises ValueError unless seconds is a positive number.
+        Raises ValueError if seconds is not positive and finite.
         """
         if not (math.isfinite(seconds) and seconds > 0):
             raise ValueError(f"a step cannot take {seconds} seconds")
@@ -124,12 +124,12 @@ class CostModel:
         return True
 
     def median_error(self) -> float:
-        """Median of |predicted / measured - 1| over the last `window` steps; NaN before any."""
+        """Return the median of |predicted / measured - 1| over `window` steps; NaN before any."""
         return float(np.nanmedian(self._errors)) if self._seen else math.nan
 
     @property
     def steps(self) -> int:
-        """Steps observed so far."""
+        """Return the number of steps observed."""
         return self._seen
 
     def _is_outlier(self, error: float) -> bool:
@@ -141,7 +141,7 @@ class CostModel:
         return abs(self._streak) <= self.config.persistent
 
     def _move(self, step: Step, predicted: float, amount: float) -> None:
-        """Spread a correction of log seconds over the parts by their shares."""
+        """Distribute a correction of log seconds over the parts by their shares."""
         upper = int(np.searchsorted(self._knots, step.tokens, side="left"))
         upper = min(upper, len(self._knots) - 1)
         lower, weight = upper, 1.0
@@ -165,9 +165,9 @@ class CostModel:
         self._curve = self._rising = self._tokens(seconds)
         if not self.table.padded:
             self._rising = self._tokens(monotone(seconds))
-            # Tiers are programs of their own and a larger one may really be faster. So are numbers
-            # of rows on a CPU, where six may take less time than four. From the first gap on knots
-            # are samples of one curve, where a drop is noise.
+            # Each tier is a separate program, and a larger one may be faster. So may be a larger
+            # number of rows on a CPU: six can take less time than four. From the first gap on,
+            # knots are samples of one curve, where a drop is noise.
             gaps = np.flatnonzero(np.diff(self._knots) > 1)
             sampled = slice(int(gaps[0]) if len(gaps) else len(seconds), None)
             seconds[sampled] = monotone(seconds[sampled])

@@ -1,11 +1,11 @@
 """Store profiled step times: of a pass over B tokens, and of a draft of d positions (paper, 3.2.3).
 
-SPS(B) of the paper is 1 / seconds. A staircase stays one: with captured graphs a batch costs
-what the tier it is padded to costs, so B is looked up at the next tier above, never at the probe
+SPS(B) of the paper is 1 / seconds. With captured graphs the curve is a staircase: a batch costs as
+much as the tier that it is padded to. So B is looked up at the next tier above, never at the probe
 below. Without padding (CPU) seconds are linear between the measured points.
 
-A table belongs to the machine, model and settings it was timed on. Its key says which, and a table
-with another key is refused.
+A table is valid for the machine, model and settings that it was timed on. Its key records them, and
+`load` rejects a table with another key.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from sglang_dspark.errors import DSparkError
 from sglang_dspark.paths import cache_root
 from sglang_dspark.schedule.budget import Seconds
 
-# 1 had context by requests, 2 drafts that found their weights in the cache, 3 no gamma in its key
+# 1 stored context by requests; 2 timed drafts with weights in the cache; 3 had no gamma in its key
 FORMAT = 4
-# No pass is faster than one read of memory, and none that takes an hour can serve anybody: figures
-# outside are of a broken file or clock.
+# No pass is faster than one read of memory, and no server can use passes of an hour: times outside
+# these limits come from a broken file or clock.
 LEAST_SECONDS, MOST_SECONDS = 1e-7, 3600.0
 MOST_TOKENS = 1 << 24  # of a pass, and requests of a draft
 
@@ -37,7 +37,7 @@ MOST_TOKENS = 1 << 24  # of a pass, and requests of a draft
 class ProfileKey:
     """Everything that a step time depends on besides the batch."""
 
-    model: str  # with a digest of its config, so that another model of that name differs
+    model: str  # with a digest of its config, as another model may have the same name
     drafter: str
     dtype: str
     device: str  # processor or GPU name, and usable cores or count
@@ -47,20 +47,20 @@ class ProfileKey:
     gamma: int  # drafts a request and step: the depths that are timed, and the windows
 
     def differences(self, other: ProfileKey) -> list[str]:
-        """`field: ours, theirs` for each field that differs."""
+        """List `field: ours, not theirs` for each field that differs."""
         ours, theirs = asdict(self), asdict(other)
         return [f"{k}: {ours[k]!r}, not {theirs[k]!r}" for k in ours if ours[k] != theirs[k]]
 
 
 @dataclass(frozen=True)
 class CostTable:
-    """Measured seconds. See `tokens_curve` and `draft_row` for how they are read.
+    """Measured seconds; `tokens_curve` and `draft_row` interpolate them.
 
     knots: B, ascending; seconds: of a pass over that many tokens, at least LEAST_SECONDS. padded:
-    knots are the tiers that batches are padded to. per_request: seconds a request adds;
-    per_context: seconds that a token of context adds for each row that sees it; `seconds` hold
-    neither. draft_requests: R, ascending; draft_seconds[i][d]: drafting d positions for R requests,
-    where d = 0 is what a step without drafting costs beyond a pass over R tokens (may be negative).
+    knots are the tiers that batches are padded to. per_request: seconds that a request adds;
+    per_context: seconds that a token of context adds for each row that sees it; `seconds` exclude
+    both. draft_requests: R, ascending; draft_seconds[i][d]: drafting d positions for R requests.
+    Column 0 is the cost of a step without drafting beyond a pass over R tokens (may be negative).
     """
 
     key: ProfileKey
@@ -88,13 +88,13 @@ class CostTable:
         for seconds in (self.per_request, self.per_context):
             number(seconds, 0.0, MOST_SECONDS)
         for row in self.draft_seconds:
-            number(row[0], -0.9 * min(self.seconds), MOST_SECONDS)  # steps take more than nothing
+            number(row[0], -0.9 * min(self.seconds), MOST_SECONDS)  # a step's total is above 0
             for seconds in row[1:]:
                 number(seconds, 0.0, MOST_SECONDS)
 
     @property
     def gamma(self) -> int:
-        """Deepest draft that was timed."""
+        """Return the depth of the deepest draft that was timed."""
         return len(self.draft_seconds[0]) - 1
 
 
@@ -104,7 +104,7 @@ def _ascending(name: str, values: tuple[int, ...]) -> None:
 
 
 def monotone(values: Seconds, weights: Seconds | None = None) -> Seconds:
-    """Nearest non-decreasing sequence (weighted least squares, pool adjacent violators)."""
+    """Return the nearest non-decreasing sequence (least squares; pool adjacent violators)."""
     pools: list[list[float]] = []  # [mean, weight, length]
     for i, value in enumerate(values):
         pools.append([float(value), 1.0 if weights is None else float(weights[i]), 1.0])
@@ -119,11 +119,11 @@ def monotone(values: Seconds, weights: Seconds | None = None) -> Seconds:
 def tokens_curve(
     knots: tuple[int, ...], seconds: Seconds, padded: bool, max_tokens: int
 ) -> Seconds:
-    """Seconds of a pass over B = 0 .. max_tokens tokens: [max_tokens + 1] float64.
+    """Return the seconds of a pass over B = 0 .. max_tokens tokens: [max_tokens + 1] float64.
 
-    seconds: [knots]. Padded: B costs what the first knot >= B costs. Otherwise
-    linear between knots, and flat below the first. Above the last knot (no tier holds the batch)
-    both go on with the average slope of the upper half of the knots.
+    seconds: [knots]. Padded: B costs as much as the first knot >= B. Otherwise the curve is linear
+    between knots, and flat below the first. Above the last knot (no tier holds the batch) both
+    curves rise with the average slope of the upper half of the knots.
     """
     at = np.asarray(knots)
     batch = np.arange(max_tokens + 1)
@@ -142,7 +142,7 @@ def tokens_curve(
 
 
 def draft_row(table: CostTable, requests: int) -> Seconds:
-    """Seconds of drafting 0 .. gamma positions for R requests: [gamma + 1], linear between R."""
+    """Return seconds of drafting 0 .. gamma positions, [gamma + 1], interpolated over R."""
     rows = np.asarray(table.draft_seconds)  # [points, gamma + 1]
     return np.array([np.interp(requests, table.draft_requests, column) for column in rows.T])
 
@@ -154,7 +154,7 @@ def cache_path(key: ProfileKey) -> Path:
 
 
 def save(table: CostTable, path: Path) -> None:
-    """Write the table as JSON; readers see the old file or the new one. Raises DSparkError."""
+    """Write the table as JSON, atomically. Raises DSparkError if it cannot be written."""
     text = json.dumps({"format": FORMAT, **asdict(table)}, indent=1, allow_nan=False)
     replace_text(path, text + "\n", "step times")
 
@@ -162,7 +162,7 @@ def save(table: CostTable, path: Path) -> None:
 def load(path: Path, key: ProfileKey) -> CostTable:
     """Read a table and check that its key is the given one.
 
-    Raises DSparkError if the file cannot be read, is no such table, or has another key.
+    Raises DSparkError if the file cannot be read, is not a table, or has another key.
     """
     with reading(path, "table of step times", "a new measurement replaces it"):
         table = from_document(load_json(path))
@@ -176,7 +176,7 @@ def load(path: Path, key: ProfileKey) -> CostTable:
 
 
 def from_document(document: Any) -> CostTable:
-    """The table in what `save` wrote. Raises one of `files.FAULTS` for others."""
+    """Parse the JSON document of `save`. Raises one of `files.FAULTS` on any other document."""
     if document["format"] != FORMAT:
         raise ValueError("another format")
     if set(document) - {"format"} != {field.name for field in fields(CostTable)}:
@@ -194,7 +194,7 @@ def from_document(document: Any) -> CostTable:
 
 
 def _float(value: object) -> float:
-    """The bounds of each figure are the table's business."""
+    """Parse a number; `CostTable` checks the bounds of each field."""
     return number(value, -MOST_SECONDS, MOST_SECONDS)
 
 

@@ -1,10 +1,10 @@
 """Pause drafts of requests whose blocks keep failing at high confidence.
 
-At low confidence the planner admits little. But if a request loses its first draft block after
-block with a chance, by its own confidence, of less than `surprise`, that confidence is wrong: the
-request gets no drafts for some steps, then one block as a trial. Each failure doubles the pause,
-one accepted draft ends it. Counted from finished steps only, so the
-limits are known before drafting.
+At low confidence the planner admits few drafts. A request may reject the first draft of block after
+block, although its own confidence gives that a chance below `surprise`. Then the confidence is
+wrong, and the request gets no drafts for some steps, then one block as a trial. Each failed trial
+doubles the pause; one accepted draft ends it. Only finished steps are counted, so the limits are
+known before drafting.
 """
 
 from __future__ import annotations
@@ -19,8 +19,10 @@ from sglang_dspark.schedule.compiled import compiled
 
 @dataclass(frozen=True)
 class ExitConfig:
-    """surprise: chance of the present run of failures, by the request's own confidence, that is
-    no longer believed. first_rest, longest_rest: steps without drafts.
+    """Thresholds of early exit.
+
+    surprise: least believed chance of the current run of failures, by the request's own confidence.
+    first_rest, longest_rest: steps without drafts.
     """
 
     surprise: float = 1e-4
@@ -35,18 +37,18 @@ class ExitConfig:
 
 
 class EarlyExit:
-    """Failures of each pool row's present generation."""
+    """Failures of each pool row's current generation."""
 
     def __init__(self, pool_rows: int, gamma: int, config: ExitConfig | None = None) -> None:
         self.config = config or ExitConfig()
         self.gamma = gamma
         self._generation = np.full(pool_rows, -1, np.int64)
-        self._chance = np.zeros(pool_rows)  # log chance of the present run of failures
+        self._chance = np.zeros(pool_rows)  # log chance of the current run of failures
         self._rest = np.zeros(pool_rows, np.int64)  # length of the next rest
         self._until = np.zeros(pool_rows, np.int64)  # first step that may draft again
 
     def limits(self, step: int, rows: Counts, generations: Counts) -> Counts:
-        """Most drafts of each request in step `step`: [R] int64, 0 or gamma."""
+        """Return the most drafts of each request in step `step`: [R] int64, 0 or gamma."""
         resting = (self._generation[rows] == generations) & (step < self._until[rows])
         return np.where(resting, 0, self.gamma)
 
@@ -59,8 +61,10 @@ class EarlyExit:
         verified: Counts,
         first: Gains,
     ) -> None:
-        """Outcomes of finished step `step`: [R] int64 each; first: [R] float32, the confidence
-        c_1 of each block. Blocks with no draft verified say nothing.
+        """Learn the outcomes of finished step `step`, [R] int64 each.
+
+        first: [R] float32, confidence c_1 of each block. Blocks without a verified draft are
+        ignored.
         """
         settings = (np.log(self.config.surprise), self.config.first_rest, self.config.longest_rest)
         _observe(
@@ -69,7 +73,7 @@ class EarlyExit:
         )  # fmt: skip
 
     def resting(self, step: int, rows: Counts, generations: Counts) -> int:
-        """Count these requests that have no drafts in step `step`."""
+        """Count the requests that have no drafts in step `step`."""
         return int((self.limits(step, rows, generations) == 0).sum())
 
 

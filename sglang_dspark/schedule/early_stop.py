@@ -1,7 +1,7 @@
-"""Plan by the paper's Algorithm 1: K is found once the step's drafts are there (lag 0).
+"""Plan by the paper's Algorithm 1: K is chosen after the step's drafting (lag 0).
 
 Drafts are admitted in the order of their own survivals until the first that would lower Theta, so
-no lag is needed. The plan's limits, floors, weights and depth hold; its K is only an expectation.
+no lag is needed. The plan's limits, floors, weights and depth apply; its K is an expectation.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from sglang_dspark.schedule.plan import Plan, base_of
 
 
 class EarlyStopPlanner(GuardedPlanner):
-    """Verify drafts of this step up to the first that does not pay."""
+    """A planner that verifies this step's drafts until the first that would lower Theta."""
 
     def drafts(self, plan: Plan, survivals: Gains) -> int:
-        """K by Algorithm 1 over this step's survivals, [R, gamma]."""
+        """Return K by Algorithm 1 over this step's survivals, [R, gamma]."""
         return early_stop(
             survivals,
             self.costs.costs(plan.requests, plan.context, rising=True),
@@ -27,5 +27,5 @@ class EarlyStopPlanner(GuardedPlanner):
         ).drafts
 
     def describe(self) -> str:
-        """By what it schedules, for the log's line at the start."""
+        """Describe the signal and the algorithm, for the log's line at the start."""
         return f"{self.experience.signal}, algorithm early-stop"

@@ -1,9 +1,9 @@
-"""Estimate acceptance by position from outcomes: the confidence of requests without any yet.
+"""Estimate acceptance by position from outcomes: the prior of requests without a confidence.
 
-For each position the share of drafts accepted among those that were reached, that is verified with
-all drafts before them accepted. A shortened window has no evidence about later positions, so the
-estimate is unbiased for any choice of windows. Old outcomes fade. It reads finished steps only,
-never the draft at hand, so it keeps admission lossless.
+The estimate of a position is the share accepted of the drafts reached there: verified, with all
+drafts before them accepted. A shortened window has no evidence about later positions, so the
+estimate is unbiased for any choice of windows. Old outcomes fade. The estimate uses finished steps
+only, never the current draft, so admission stays lossless.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 from sglang_dspark.schedule.budget import Counts, Gains
 from sglang_dspark.schedule.compiled import compiled
 
-LEAST = 1e-3  # rates stay off 0 and 1, from where one outcome could not bring them back
+LEAST = 1e-3  # rates stay this far from 0 and 1, which one outcome could not correct
 
 
 @dataclass(frozen=True)
@@ -50,10 +50,10 @@ class AcceptanceEstimator:
             raise ValueError("0 <= accepted <= verified <= gamma must hold")
 
     def prior(self) -> Gains:
-        """Conditional acceptance of an unknown request by position: [gamma] float32.
+        """Return the conditional acceptance of an unknown request by position: [gamma] float32.
 
-        Each position leans on the one in front of it: one that is seldom reached is then no worse
-        and no better than its neighbour.
+        Each position is pulled to the one before it, so a position that is seldom reached has about
+        the rate of its neighbour.
         """
         start, strength = self.config.start, self.config.start_strength
         rates: Gains = _chained(self._reached, self._accepted, start, strength).astype(np.float32)
@@ -72,7 +72,7 @@ def _chained(reached, accepted, start, strength):  # type: ignore[no-untyped-def
 
 @compiled
 def _observe(accepted, verified, memory, reached, kept) -> bool:  # type: ignore[no-untyped-def]
-    """Add the outcomes of one step. False, and nothing changed, for outcomes that cannot be.
+    """Add the outcomes of one step; return False, with no change, if they are inconsistent.
 
     A position is reached if it was verified and the drafts before it were accepted.
     """
@@ -87,7 +87,7 @@ def _observe(accepted, verified, memory, reached, kept) -> bool:  # type: ignore
             if k < accepted[r]:
                 good[k] += 1.0
     for k in range(gamma):
-        fade = np.exp(-met[k] / memory)  # positions that saw nothing forget nothing
+        fade = np.exp(-met[k] / memory)  # positions without outcomes do not fade
         reached[k] = reached[k] * fade + met[k]
         kept[k] = kept[k] * fade + good[k]
     return True

@@ -1,7 +1,7 @@
-"""Collect what plans learn from finished steps: confidences, rates, times, losses.
+"""Collect the statistics of finished steps that plans use: confidences, rates, times, losses.
 
-A plan reads confidences through a relay that lags, never those of the step it plans. That is what
-makes a schedule lossless (docs/losslessness.md).
+A plan reads confidences through a relay that lags, never those of the step it plans. This makes a
+schedule lossless (docs/losslessness.md).
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ class Experience:
     """Relay, acceptance rates, step times and delivered shares of one engine."""
 
     def __init__(self, gamma: int, pool_rows: int, costs: CostModel, config: PlannerConfig) -> None:
-        """Raises ValueError when the step times are for another gamma."""
+        """Create empty statistics. Raises ValueError if the step times are for another gamma."""
         if costs.table.gamma != gamma:
             raise ValueError(
                 f"step times are for gamma {costs.table.gamma}, the drafter has {gamma}"
             )
         self.gamma = gamma
-        self.signal = config.signal  # by which drafts are admitted
+        self.signal = config.signal  # admission uses it
         self.costs = costs
         self.relay = Relay(pool_rows, gamma, lag=config.lag, max_age=config.max_age)
         self.estimator = AcceptanceEstimator(gamma, config.estimator)
@@ -33,7 +33,7 @@ class Experience:
     def confidence(
         self, step: int, rows: Counts, generations: Counts, relay_arrived: bool
     ) -> tuple[Gains, int]:
-        """Return confidences for step `step` [R, gamma] float32, and how many are known."""
+        """Return confidences for step `step` [R, gamma] float32, and the number of known rows."""
         prior = self.estimator.prior()
         if not relay_arrived:
             return self.relay.unknown(len(rows), prior)[0], 0
@@ -49,7 +49,7 @@ class Experience:
         self.relay.publish(plan.step, rows, generations, confidence)
 
     def timed(self, plan: Plan, verified: Counts, seconds: float) -> bool:
-        """Learn a step's time; return whether it was a usual one."""
+        """Learn a step's time; return False if it is an outlier."""
         tokens = plan.requests + int(verified.sum())
         did = Step(plan.requests, tokens, plan.context, plan.budget.depth)
         return self.costs.observe(did, seconds)

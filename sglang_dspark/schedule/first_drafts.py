@@ -1,17 +1,17 @@
-"""Judge by its first drafts whether a drafter fits its target.
+"""Test by its first drafts whether a drafter fits its target.
 
-Acceptance at position 1 depends on no earlier draft, so it shows best whether a drafter reads its
-target right. The judgement is a one-sided test of finished steps: the drafter is below a limit if
-the upper end of a Wilson interval of its acceptance is. The scheduler prefers drafts of high
-confidence, which only raises the acceptance that is counted here.
+Acceptance at position 1 depends on no earlier draft, so it is the clearest sign of whether a
+drafter reads its target correctly. The test is one-sided and uses finished steps: the drafter is
+below a limit if the upper end of a Wilson interval of its acceptance is. The scheduler prefers
+drafts of high confidence, which only raises the counted acceptance.
 
-Outcomes of one request are alike, so each counts for at most `MOST_OF_ONE` of a window. A window
-is judged every `LOOK` outcomes from `LEAST` on, and begins anew with `WINDOW` outcomes, so that a
-change of traffic is seen. To stop drafting takes more outcomes.
+Outcomes of one request are correlated, so at most `MOST_OF_ONE` of them count in a window. A window
+is tested every `LOOK` outcomes from `LEAST` on, and restarts at `WINDOW` outcomes, so that a change
+of traffic is seen. Stopping drafts requires `LEAST_TO_STOP` outcomes.
 
-The guard soon stops a drafter that fails, and a few users would wait long for the first look. So
-until then one planned step in `EXAMINE_EVERY` verifies first drafts where the guard decodes
-plainly: with a plan in four steps that is one step in 32.
+The guard soon stops a drafter that fails, and with few users the first test would be late. So until
+then one planned step in `EXAMINE_EVERY` verifies first drafts even if the guard decodes plainly:
+with one plan in four steps that is one step in 32.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ import numpy as np
 
 from sglang_dspark.schedule.budget import Counts
 
-# A drafter that fits is above this. Drafters of 2,000 steps and more accept 30 to 62% of the first
-# drafts of a domain (results/drafters_positions.json); after 250 steps they are of little use and
-# accept 10 to 22% (results/short_length_positions.json). The shipped one with random weights
-# accepted 0 of 1,132: chance is 1 / vocabulary.
+# A drafter that fits is above this. Of drafters trained for 2,000 steps and more, targets accept 30
+# to 62% of a domain's first drafts (results/drafters_positions.json); after 250 steps drafters are
+# of little use, with 10 to 22% (results/short_length_positions.json). With random weights the
+# shipped drafter had 0 of 1,132 accepted: chance is 1 / vocabulary.
 FITTING = 0.1
 DOUBT = 2.58  # standard errors: one look in 200 at a drafter exactly on the limit finds it below
 LEAST = 64  # outcomes before the first look; with none accepted 60 are enough
@@ -42,7 +42,7 @@ LONGEST_REST = 16384
 class Finding(NamedTuple):
     """First drafts accepted, of those verified, in a window so far.
 
-    below: beyond doubt fewer than FITTING. stops: and than the configured minimum.
+    below: significantly below FITTING. stops: significantly below the configured minimum.
     """
 
     accepted: int
@@ -67,28 +67,28 @@ class FirstDrafts:
     """Outcomes of first drafts, and the pauses that a configured minimum causes."""
 
     def __init__(self, pool_rows: int, minimum: float | None = None) -> None:
-        """minimum: acceptance in (0, 1) below which drafting rests; None: it never does."""
+        """Start a window; below acceptance `minimum`, in (0, 1), drafting pauses; None: never."""
         self._minimum = minimum
         self._generation = np.full(pool_rows, -1, np.int64)
-        self._counted = np.zeros(pool_rows, np.int64)  # of this window, by the row's request
+        self._counted = np.zeros(pool_rows, np.int64)  # in this window, of the row's request
         self._accepted = self._verified = 0
         self._look = LEAST  # outcomes before the next look
         self.renew()
 
     def renew(self) -> None:
-        """Forget everything: target or drafter have new weights."""
+        """Forget everything, because target or drafter have new weights."""
         self._rest = 0  # planned steps that are still without drafts
         self._next_rest = FIRST_REST
         self._looked, self._planned = False, 0
         self._restart()
 
     def examines(self) -> bool:
-        """Return whether the planned step is to draft though that may not pay; call once a plan."""
+        """Return whether the planned step must draft even at a loss; call once per plan."""
         self._planned += 1
         return not self._looked and self._planned % EXAMINE_EVERY == 0
 
     def rests(self) -> bool:
-        """Return whether the step that is planned has no drafts; call once for each plan."""
+        """Return whether the planned step has no drafts; call once per plan."""
         if self._rest == 0:
             return False
         self._rest -= 1
@@ -97,9 +97,10 @@ class FirstDrafts:
     def observe(
         self, rows: Counts, generations: Counts, accepted: Counts, verified: Counts
     ) -> Finding | None:
-        """Count a finished step, [R] int64 each, rows distinct; return what a look has found.
+        """Count a finished step, [R] int64 each, rows distinct; return the finding of a due test.
 
-        None: too few outcomes to tell. Requests without a verified draft are not counted.
+        Returns None if no test is due, or if it finds nothing and the window continues. Requests
+        without a verified draft are not counted.
         """
         new = self._generation[rows] != generations
         self._generation[rows[new]] = generations[new]
@@ -131,7 +132,7 @@ class FirstDrafts:
         return found
 
     def _restart(self) -> None:
-        """Begin a window."""
+        """Begin a new window."""
         self._accepted = self._verified = 0
         self._look = LEAST
         self._counted[:] = 0

@@ -1,7 +1,7 @@
-"""From confidences to gains: the sequential product of `survival`, compiled, times weights.
+"""Compute gains from confidences: the sequential product of `survival`, compiled, times weights.
 
-The same float32 operations in the same order as `sglang_dspark.schedule.survival`, so both give the
-same bits; this one writes into memory that the caller owns and takes microseconds.
+The float32 operations and their order equal `sglang_dspark.schedule.survival`, so both results are
+bitwise equal. This function writes to memory that the caller owns and takes microseconds.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ import numpy as np
 from sglang_dspark.schedule.budget import Gains
 from sglang_dspark.schedule.compiled import compiled
 
-_UNIT: Gains = np.empty(0, np.float32)  # stands for a weight of 1 for everyone
+_UNIT: Gains = np.empty(0, np.float32)  # means a weight of 1 for every request
 
 
 def gains(confidence: Gains, weights: Gains | None = None, out: Gains | None = None) -> Gains:
-    """w_r a_{r,j}: [R, gamma] float32, non-increasing along gamma in the executed arithmetic.
+    """Return w_r a_{r,j}: [R, gamma] float32, non-increasing along gamma as executed.
 
-    confidence: [R, gamma] float32 in [0, 1], calibrated. weights: [R] float32 >= 0, what a token
-    of each request counts for (default 1; more for a request behind its speed target). They must
-    be known before this step's drafting. out: [R, gamma] float32 to write to; may be `confidence`.
-    Raises ValueError on shapes that do not fit, NaN, or a confidence outside [0, 1].
+    confidence: [R, gamma] float32 in [0, 1], calibrated. weights: [R] float32 >= 0, weight of a
+    token of each request (default 1; more for a request behind its speed target). They must be
+    known before this step's drafting. out: [R, gamma] float32 to write to; may be `confidence`.
+    Raises ValueError on mismatched shapes, NaN, or a confidence outside [0, 1].
     """
     rows = len(confidence)
     if confidence.dtype != np.float32 or confidence.ndim != 2:
@@ -35,10 +35,10 @@ def gains(confidence: Gains, weights: Gains | None = None, out: Gains | None = N
 
 
 def speed_weights(speed: Gains, target: Gains, most: float = 4.0) -> Gains:
-    """Weights [R] of requests with a speed target: target / speed, between 1 and `most`.
+    """Return weights [R] of requests with a speed target: target / speed, between 1 and `most`.
 
-    speed, target: [R] float32 tokens/s so far and wanted; target 0 means none. A request that
-    has no speed yet weighs 1.
+    speed, target: [R] float32 tokens/s so far and wanted; target 0 means no target. The weight of a
+    request without a speed yet is 1.
     """
     behind = np.where((target > 0) & (speed > 0), target / np.maximum(speed, 1e-9), 1.0)
     return np.clip(behind, 1.0, most).astype(np.float32)

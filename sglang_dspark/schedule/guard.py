@@ -1,29 +1,29 @@
 """Speculate only while it pays in measured tokens/s: never slower than plain decoding.
 
 A predicted gain can be a real loss. For each load (requests, to the nearest power of two) the guard
-keeps how many tokens came out, against how many the plan had promised for the seconds spent, apart
-for steps that speculated and steps that did not. Their quotients correct the coming step's
-prediction:
+compares the tokens emitted with the tokens that the plans predicted for the seconds spent,
+separately for steps that speculated and steps that did not. Their quotients q correct the coming
+step's prediction:
 
     gain = (q_spec theta_spec) / (q_plain theta_plain)
 
-The predicted part is averaged over the recent steps that drafted, as one step of few requests says
-little. Without drafts there are no confidences; the caller then predicts from the prior, and that
-mean follows what changes in these predictions (requests, step times).
+The predicted part is averaged over the recent steps that drafted, because one step of few requests
+is noisy. Without drafts there are no confidences: the caller then predicts from the prior, and the
+mean moves by the changes of these predictions (requests, step times).
 
-As quotients they carry over between batches of different sizes. Speculation stops when the gain
-is below 1 + min_gain - HYSTERESIS and resumes above 1 + min_gain; where even the first promise
-is a clear loss it never starts. Without speculating nothing is learned of it, so a stopped load
-probes a few steps after a pause. The other way round, plain steps are probed now and then while the
-gain is small enough to matter. Probes are rationed: each one that changes nothing doubles the time
-to the next, and the worse the other way looks, the longer that time is from the beginning, so that
-probing costs about `probe_cost` of the tokens.
+Quotients carry over between batches of different sizes. Speculation stops when the gain, plus
+`doubt` standard errors, is below 1 + min_gain - HYSTERESIS. It resumes after a probe with a gain
+above 1 + min_gain, or without a probe above 1 + min_gain + HYSTERESIS. A loss of more than
+`untried_loss` stops it at once, before any probe. A stopped load measures no speculation, so it
+probes a few steps after a pause. Plain steps are probed while the gain is below
+`plain_probe_below`. Each probe that changes nothing doubles the time to the next. That time also
+grows with the predicted loss of a probe, so that probing costs about `probe_cost` of the tokens.
 
-When an answer ends, a step or two run with an empty slot. They count as the load around them: the
+When an answer ends, a step or two run with an empty slot. They count as the surrounding load: the
 next load below or above decides from its `visit_steps`-th step on, and until then nothing is
-measured. Each change of mode costs a step's context, and so short a visit measures nothing.
+measured. A change of mode costs a step's context, and so short a visit has no measured steps.
 
-Everything here is about finished steps; the decision is made before drafting.
+The guard uses finished steps only and decides before drafting.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from enum import Enum
 
 
 class Mode(Enum):
-    """Present mode of a load."""
+    """Current mode of a load."""
 
     SPECULATE = "speculate"
     PLAIN = "plain"
     PROBE_SPECULATE = "probe_speculate"  # for a few steps, coming from PLAIN
     PROBE_PLAIN = "probe_plain"  # for a few steps, coming from SPECULATE
-    OFF = "off"  # no load drafts: acceptance is below schedule.min_acceptance; not the guard's
+    OFF = "off"  # no load drafts; set outside the guard, below schedule.min_acceptance
 
     @property
     def speculates(self) -> bool:
@@ -48,34 +48,34 @@ class Mode(Enum):
         return self in (Mode.SPECULATE, Mode.PROBE_SPECULATE)
 
 
-# Not knobs: what a server runs with, and nothing has asked to be otherwise.
+# Constants, not settings: no server has needed other values.
 HYSTERESIS = 0.02  # of tokens/s, between stopping and resuming: gains near the margin do not flap
-PRIOR = 8.0  # steps that the promise itself counts for beside measured ones that speculated
-PRIOR_REQUESTS = 24.0  # outcomes of single requests it counts for at least: one alone says little
-PLAIN_PRIOR = 1.0  # the same of plain steps: what they give is no chance, so few outweigh it
+PRIOR = 8.0  # weight of the prediction, in measured steps that speculated
+PRIOR_REQUESTS = 24.0  # its least weight, in outcomes of single requests: one alone is noisy
+PLAIN_PRIOR = 1.0  # weight in plain steps: their yield is not random, so few outweigh it
 SETTLE = 2  # unmeasured steps of a new phase: the pipeline still holds steps of the old one
 OUTLOOK = 32  # steps that predictions are averaged over
 OUTLOOK_REQUESTS = 128  # predictions of single requests, at least: one answer is not the load
-CARRIED = 8  # steps that predictions from before a pause count for after it
+CARRIED = 8  # weight after a pause of the predictions from before it, in steps
 LEAST_TIMED = 3  # timed steps that a probe waits for, up to four times its length
-LONGEST_PAUSE = 1024  # steps; a load is asked again, however often it has lost
+LONGEST_PAUSE = 1024  # steps; a load is probed again, however often it has lost
 
 
 @dataclass(frozen=True, kw_only=True)
 class GuardConfig:
-    """A policy; `SERVING_GUARD` is the one that serves.
+    """Parameters of the guard; servers use `SERVING_GUARD`.
 
     min_gain: part of plain tokens/s that speculating must add to be resumed.
-    doubt: standard errors of experience that must speak against speculation before it stops.
+    doubt: standard errors that are added in favour of speculation before it stops.
     untried_loss: a load that loses more than this part of plain tokens/s stops at once, untried.
-    probe_cost: part of the tokens that probes of the way not taken may cost.
-    probe_start_cost: steps' worth that beginning a probe of speculation costs for each request.
+    probe_cost: part of the tokens that probes of the other mode may cost.
+    probe_start_cost: cost of starting a probe of speculation, in steps for each request.
     memory: steps after which a measurement has faded to 1/e.
     probe: steps of a probe.
     first_pause: least steps of a pause before speculation is probed.
     plain_every: steps of speculation before plain decoding is first probed.
     plain_probe_below: gain from which on plain decoding is not probed.
-    visit_steps: step of the next load from which it decides; one further off does at once.
+    visit_steps: step of a neighbouring load from which it decides; other loads decide at once.
     """
 
     min_gain: float
@@ -103,11 +103,11 @@ class GuardConfig:
             raise ValueError(f"memory, plain_every and visit_steps must be at least 1: {self}")
 
 
-# A planned step of a plain phase stands for several of a server, so its pauses count few. Plain
-# decoding is tried early: by an unchecked promise about plain steps, 16 users were served at
+# One planned step of a plain phase stands for several of a server, so pauses are short. Plain
+# decoding is probed early: with an unmeasured prediction of plain steps, 16 users were served at
 # 0.93 of plain decoding's speed while the guard estimated 1.07. A gain must be 6%: at 8 users
-# the guard's gain was 1.055 where clients got 1.01 (SE 0.02), drafts and none in turns. A probe
-# first writes the context that has waited: a whole step's time at 32 users.
+# the guard's gain was 1.055 where clients measured 1.01 (SE 0.02), alternating both modes. A probe
+# first writes the pending drafter context: a whole step's time at 32 users.
 SERVING_GUARD = GuardConfig(
     min_gain=0.06,
     doubt=1.0,
@@ -124,19 +124,19 @@ SERVING_GUARD = GuardConfig(
 
 
 def prior_at(load: int) -> float:
-    """Steps that the promise counts for at a load, of about 2 ** load requests."""
+    """Return the weight of the prediction, in steps, at a load of about 2 ** load requests."""
     return max(PRIOR, PRIOR_REQUESTS / 2**load)
 
 
 def outlook_at(load: int) -> int:
-    """Steps that predictions are averaged over at such a load."""
+    """Return the number of steps that predictions are averaged over at such a load."""
     return max(OUTLOOK, OUTLOOK_REQUESTS >> load)
 
 
 def load_of(requests: int) -> int:
-    """The load that R >= 1 requests make: log2 R, to the nearest whole number (3 to 5 make 2).
+    """Return the load of R >= 1 requests: log2 R, to the nearest whole number (3 to 5 make 2).
 
-    So a power of two of users, from four on, and one less are the same load.
+    A power of two of users, from four on, and one user less are the same load.
     """
     below = requests.bit_length() - 1
     return below + (requests**2 >= 2 ** (2 * below + 1))
@@ -144,14 +144,14 @@ def load_of(requests: int) -> int:
 
 @dataclass(frozen=True)
 class Realised:
-    """Faded tokens that came out, and tokens promised for the time that passed, in steps' worth."""
+    """Faded sums of emitted and of predicted tokens, in units of a step's prediction."""
 
     delivered: float = 0.0
     promised: float = 0.0
     squares: float = 0.0  # of the steps' ratios
 
     def after(self, ratio: float, memory: float) -> Realised:
-        """With one step that delivered `ratio` of its promise."""
+        """Return the sums with one more step, which emitted `ratio` of its prediction."""
         keep = 1 - 1 / memory
         return Realised(
             self.delivered * keep + ratio,
@@ -160,18 +160,18 @@ class Realised:
         )
 
     def faded(self, steps: float) -> Realised:
-        """The same, worth no more than so many steps."""
+        """Return the sums, scaled to the weight of at most `steps` steps."""
         keep = min(1.0, steps / self.promised) if self.promised else 1.0
         return Realised(self.delivered * keep, self.promised * keep, self.squares * keep)
 
     def quotient(self, prior: float) -> float:
-        """Delivered over promised; 1 without evidence, which counts as `prior` steps."""
+        """Return delivered over promised, with `prior` steps of quotient 1 added."""
         return (self.delivered + prior) / (self.promised + prior)
 
     def error(self, prior: float) -> float:
-        """Standard error of the quotient."""
+        """Return the standard error of the quotient."""
         if self.promised < 2:
-            return 0.0  # the promise alone speaks
+            return 0.0  # too few steps for a variance
         variance = max(self.squares / self.promised - (self.delivered / self.promised) ** 2, 0.0)
         return math.sqrt(variance * self.promised) / (self.promised + prior)
 
@@ -184,29 +184,29 @@ class LoadState:
     mode: Mode = Mode.SPECULATE
     age: int = 0  # steps in this mode
     measured: int = 0  # of them, those that were timed
-    pause: int = 0  # present length of a pause; 0 before the first
-    trust: int = 0  # present time between probes of plain decoding; 0 before the first
+    pause: int = 0  # current length of a pause; 0 before the first
+    trust: int = 0  # current time between probes of plain decoding; 0 before the first
     speculating: Realised = field(default_factory=Realised)
     plain: Realised = field(default_factory=Realised)
 
     predicted: float = 0.0  # mean log of theta_spec / theta_plain over recent steps that drafted
-    predictions: int = 0  # how many steps that mean stands for
+    predictions: int = 0  # number of steps in that mean
     unseeing: float | None = None  # the last such log in a phase without drafts, from the prior
 
     def gain(self, config: GuardConfig, doubt: float = 0.0) -> float:
-        """Tokens/s of speculating over plain, as predicted and then corrected by experience.
+        """Return tokens/s of speculating over plain: the prediction, corrected by measurements.
 
-        doubt: standard errors of experience by which speculation is favoured.
+        doubt: standard errors of the measurements by which speculation is favoured.
         """
         prior = prior_at(self.load)
         favoured = self.speculating.quotient(prior) + doubt * self.speculating.error(prior)
         return math.exp(self.predicted) * favoured / self.plain.quotient(PLAIN_PRIOR)
 
     def expecting(self, theta_spec: float, theta_plain: float) -> LoadState:
-        """With one more prediction, tokens/s of the best speculating and of the plain step.
+        """Return the state after one more prediction of tokens/s, best speculating and plain.
 
-        In a phase without drafts they must come from the prior: the confidences before it are one
-        sample, and repeating it would not make it more.
+        In a phase without drafts both must come from the prior: the confidences from before it are
+        one sample, and repeating a sample adds no evidence.
         """
         log_gain = math.log(theta_spec / theta_plain)
         if not self.mode.speculates:
@@ -218,7 +218,7 @@ class LoadState:
         return replace(self, predicted=self.predicted + change, predictions=count)
 
     def entering(self, mode: Mode, pause: int | None = None) -> LoadState:
-        """At the first step of another mode. A pause makes earlier predictions count for less."""
+        """Return the state at the first step of `mode`; after PLAIN predictions weigh less."""
         pause = self.pause if pause is None else pause
         fresh = replace(self, mode=mode, age=1, measured=0, pause=pause, unseeing=None)
         if self.mode is not Mode.PLAIN:
@@ -226,7 +226,7 @@ class LoadState:
         return replace(fresh, predictions=min(self.predictions, CARRIED))
 
     def tried(self, config: GuardConfig) -> bool:
-        """Return whether this mode had its steps, enough of them timed between prefills."""
+        """Return whether this mode has had its steps, with enough of them timed."""
         enough = self.measured >= LEAST_TIMED or self.age > 4 * config.probe
         return self.age > config.probe and enough
 
@@ -234,10 +234,10 @@ class LoadState:
 def advance(
     state: LoadState, theta_spec: float, theta_plain: float, config: GuardConfig
 ) -> LoadState:
-    """The state that the coming step runs in; its mode is the decision.
+    """Return the state of the coming step; its mode is the decision.
 
-    theta_spec, theta_plain: predicted tokens/s of the best speculating and of the plain step; in a
-    mode without drafts the former by the prior.
+    theta_spec, theta_plain: predicted tokens/s of the best speculating and of the plain step. In a
+    mode without drafts, theta_spec is predicted from the prior.
     """
     state = state.expecting(theta_spec, theta_plain)
     state = replace(state, age=state.age + 1)
@@ -265,12 +265,12 @@ def advance(
 
 
 def _loses(state: LoadState, config: GuardConfig) -> bool:
-    """Return whether speculating is a loss beyond the doubt in its favour."""
+    """Return whether speculating loses even with `doubt` standard errors in its favour."""
     return state.gain(config, config.doubt) < 1 + config.min_gain - HYSTERESIS
 
 
 def _paused(state: LoadState, config: GuardConfig) -> LoadState:
-    """In plain decoding, for twice as long as the last time or as the probe to come is worth."""
+    """Return the state in plain decoding, for twice the last pause or for the next probe's cost."""
     lost = config.probe * (1 - state.gain(config)) + config.probe_start_cost * 2**state.load
     due = lost / config.probe_cost
     pause = min(max(config.first_pause, 2 * state.pause, int(due)), LONGEST_PAUSE)
@@ -278,7 +278,7 @@ def _paused(state: LoadState, config: GuardConfig) -> LoadState:
 
 
 def _trusted(state: LoadState, config: GuardConfig) -> LoadState:
-    """Speculating again, after plain decoding was found no better."""
+    """Return the state that speculates again, after a probe found plain decoding no better."""
     due = config.probe * (1 - 1 / max(state.gain(config), 1.0)) / config.probe_cost
     longer = max(2 * max(state.trust, config.plain_every), int(due))
     again = state.entering(Mode.SPECULATE, pause=0)
@@ -294,7 +294,7 @@ def observed(
     theta: float,
     memory: float,
 ) -> LoadState:
-    """With a finished step: tokens emitted, seconds it took, tokens/s it was predicted to give.
+    """Return the state after a finished step: tokens emitted, seconds, predicted tokens/s theta.
 
     Raises ValueError unless seconds and theta are positive.
     """
@@ -309,7 +309,7 @@ def observed(
 
 @dataclass(frozen=True)
 class Verdict:
-    """speculate: whether the step drafts. settled: whether it is to be measured."""
+    """A decision. speculate: whether the step drafts. settled: whether the guard measures it."""
 
     speculate: bool
     settled: bool
@@ -327,10 +327,10 @@ class Guard:
         self.renew()
 
     def renew(self) -> None:
-        """Forget what was measured: target or drafter have new weights."""
+        """Forget all measurements, because target or drafter have new weights."""
         self._loads: dict[int, LoadState] = {}
         self._present: int | None = None  # the load that decides
-        self._away = 0  # steps of other loads since one of it
+        self._away = 0  # steps of other loads since its last one
         self._last: Mode | None = None
         self._since_switch = 0
 
@@ -354,14 +354,14 @@ class Guard:
         return Verdict(after.mode.speculates, settled, after.mode, after.gain(self.config))
 
     def kept(self, requests: int) -> None:
-        """A step of R requests goes by the last decision: one more of its mode."""
+        """Count one more step of R requests in the mode of the last decision."""
         state = self.state(requests)
         self._loads[state.load] = replace(state, age=state.age + 1)
 
     def observe(
         self, requests: int, *, speculated: bool, tokens: float, seconds: float, theta: float
     ) -> None:
-        """A finished, settled step without prefill; theta is what its plan predicted."""
+        """Learn from a finished, settled step without prefill; theta is its plan's prediction."""
         load = load_of(requests)
         self._loads[load] = observed(
             self._load(load),
@@ -373,21 +373,21 @@ class Guard:
         )
 
     def state(self, requests: int) -> LoadState:
-        """The memory that a coming step of R requests is decided by."""
+        """Return the state that decides a coming step of R requests."""
         return self._load(self._deciding(load_of(requests)))
 
     def _deciding(self, load: int) -> int:
-        """The load that decides a coming step of `load`: itself, or the one it interrupts."""
+        """Return the load that decides a step of `load`: itself, or the one it interrupts."""
         near = self._present is not None and abs(load - self._present) <= 1
         if self._present is None or not near or self._away + 1 >= self.config.visit_steps:
             return load
         return self._present
 
     def _load(self, load: int) -> LoadState:
-        """The memory of a load; a new one begins with a neighbour's.
+        """Return the memory of a load; a new load starts with a neighbour's.
 
-        What was measured at half or twice the load says more than nothing, and less than a measured
-        step of its own: it counts as many steps as the promise does.
+        A measurement at half or twice the load is weaker evidence than a measured step of the load
+        itself, so a neighbour's memory weighs as many steps as the prediction.
         """
         if load in self._loads:
             return self._loads[load]

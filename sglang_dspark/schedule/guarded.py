@@ -1,9 +1,10 @@
-"""Plan by measured step times, and draft only if it pays: the base of both rules for K, and the
-default rule, a search (`SearchPlanner`).
+"""Plan by measured step times, and draft only if that is faster.
 
-`plan` reads finished steps only, through a relay that lags. Its K is found by search over all that
-the last known confidences promise; depth, limits, floors, weights and whether to draft are the
-plan's under either rule. `admit` turns K into verify lengths by the survivals of the step itself.
+`GuardedPlanner` is the base of both rules for K; `SearchPlanner` is the default rule.
+
+`plan` reads finished steps only, through a relay that lags. Its K is found by search over the last
+known confidences; depth, limits, floors, weights and whether to draft are the plan's under either
+rule. `admit` turns K into verify lengths by the survivals of the step itself.
 """
 
 from __future__ import annotations
@@ -47,11 +48,11 @@ class GuardedPlanner(Planner):
         self.early_exit = EarlyExit(pool_rows, gamma, self.config.early_exit)
         self._workspace = Workspace(costs.max_requests, gamma)
         self._gains = np.empty((costs.max_requests, gamma), np.float32)
-        self._shallow = 0  # steps since a draft went to the end
+        self._shallow = 0  # steps since the last full-depth draft
 
     @abstractmethod
     def drafts(self, plan: Plan, survivals: Gains) -> int:
-        """K of a planned step; survivals: [R, gamma] of its drafts, weighted."""
+        """Return K of a planned step; survivals: [R, gamma] of its drafts, weighted."""
         ...
 
     def plan(
@@ -67,9 +68,9 @@ class GuardedPlanner(Planner):
         relay_arrived: bool = True,
         examine: bool = False,
     ) -> Plan:
-        """Decide step `step` by what finished steps let expect."""
+        """Plan step `step` from finished steps only."""
         requests = len(rows)
-        # What was last seen before a phase without drafts is one sample, not the load's mean.
+        # Confidences from before a phase without drafts are one sample, not the load's mean.
         seeing = relay_arrived and self.guard.state(requests).mode.speculates
         confidence, known = self.experience.confidence(step, rows, generations, seeing)
         buffer = gains(confidence, weights, self._gains[:requests])
@@ -82,7 +83,7 @@ class GuardedPlanner(Planner):
         if examine and not verdict.speculate:
             verdict = Verdict(True, False, Mode.PROBE_SPECULATE, verdict.gain)
         if examine or (verdict.mode is Mode.PROBE_SPECULATE and best.drafts == 0):
-            # A probe that verifies nothing would learn nothing of acceptance.
+            # A probe without verified drafts would not measure acceptance.
             least = np.minimum(most, 1)
             floors = least if floors is None else np.maximum(floors, least)
             best = self._search(replace(choice, floors=floors))
@@ -94,12 +95,12 @@ class GuardedPlanner(Planner):
         )  # fmt: skip
 
     def again(self, plan: Plan, step: int) -> Plan:
-        """Return the newest plan for one more step, which counts as one of the guard's mode."""
+        """Return the newest plan for one more step, counted as one of the guard's mode."""
         self.guard.kept(plan.requests)
         return super().again(plan, step)
 
     def admit(self, plan: Plan, confidence: Gains | None) -> Counts:
-        """Verify lengths l_r, [R] int64: the K drafts of largest survival in this step."""
+        """Return verify lengths l_r, [R] int64: the K drafts of largest survival in this step."""
         if confidence is None or not plan.speculates:
             return np.zeros(plan.requests, np.int64)
         buffer = self._gains[: plan.requests]
@@ -119,7 +120,7 @@ class GuardedPlanner(Planner):
         confidence: Gains | None,
         seconds: float | None,
     ) -> None:
-        """Learn from a step, the guard too where its time was a usual one."""
+        """Learn from a step; the guard learns only if it is settled and no outlier."""
         if plan.speculates and confidence is not None:
             first = confidence[:, 0]
             self.experience.estimator.observe(accepted, verified)
@@ -137,16 +138,16 @@ class GuardedPlanner(Planner):
             )
 
     def renew(self) -> None:
-        """Let the guard measure anew whether drafting pays."""
+        """Reset the guard's measurements of whether drafting pays."""
         self.guard.renew()
 
     @property
     def fallbacks(self) -> int:
-        """Return the times that a load fell back to plain decoding."""
+        """Return how often a load fell back to plain decoding."""
         return self.guard.fallbacks
 
     def _verdict(self, requests: int, best: Budget, without: Budget) -> Verdict:
-        """Decide whether the step drafts, by the tokens/s that both ways deliver."""
+        """Decide whether the step drafts, by the delivered tokens/s of both modes."""
         delivered = self.delivered
         return self.guard.decide(
             requests, best.theta * delivered.share(True), without.theta * delivered.share(False)
@@ -160,7 +161,7 @@ class GuardedPlanner(Planner):
         limits: Counts | None,
         floors: Counts | None,
     ) -> Counts:
-        """The caller's limits and those of early exit; floors come before both."""
+        """Combine the caller's limits with early exit's; floors override both."""
         most = self.early_exit.limits(step, rows, generations)
         if limits is not None:
             most = np.minimum(most, limits)
@@ -178,7 +179,7 @@ class GuardedPlanner(Planner):
         )
 
     def _deepened(self, budget: Budget, costs: Costs) -> Budget:
-        """Extend the draft to full depth, every `look_deep` steps or if it is fast; K stays."""
+        """Extend the draft to full depth, every `look_deep` steps or if it is fast; keep K."""
         extra = float(costs.draft[self.gamma] - costs.draft[budget.depth])
         self._shallow += 1
         costly = extra > self.config.deep_share * budget.seconds
@@ -190,16 +191,16 @@ class GuardedPlanner(Planner):
 
 
 class SearchPlanner(GuardedPlanner):
-    """Verify the K drafts that promised the most tokens/s before they were drafted.
+    """A planner that chooses K before drafting, by the predicted tokens/s.
 
-    That K does not depend on the drafts makes the schedule lossless (docs/losslessness.md; paper,
+    K does not depend on the drafts, which makes the schedule lossless (docs/losslessness.md; paper,
     3.2.2).
     """
 
     def drafts(self, plan: Plan, survivals: Gains) -> int:
-        """Return K of the plan; the drafts have no influence."""
+        """Return the plan's K; the drafts have no influence."""
         return plan.budget.drafts
 
     def describe(self) -> str:
-        """By what it schedules, for the log's line at the start."""
+        """Describe the signal and the algorithm, for the log's line at the start."""
         return f"{self.experience.signal}, algorithm search"

@@ -1,18 +1,18 @@
 """Calibrate confidence online, from outcomes: c_k = sigmoid(u_k logit_k + v_k + s_r).
 
 It starts from the fitted table (u = 1 / T, v = shift / T; paper, 3.2.1, and `calibration.py`) and
-takes one damped Newton step of the logistic loss a draft. s_r is the request's own shift
-(`request_shift.py`), where the caller says which requests there are: u and v are learned with it in
-place, so that both together, not each alone, answer for an outcome. A draft counts only if it was
+makes one damped Newton step of the logistic loss for each draft. s_r is the request's own shift
+(`request_shift.py`), if the caller passes the requests' slots. u and v are fitted with s_r
+included, so that the two do not correct the same error twice. A draft counts only if it was
 reached: verified, with all drafts before it accepted. Which drafts are verified never depends on
-their own outcome, so skipped drafts cause no bias, and the label is the outcome under the request's
-own sampling.
+their own outcome, so skipped drafts cause no bias. The label is the outcome under the request's own
+sampling.
 
-Memory fades slowly. A position whose outcomes stray from what was predicted by more than chance
-allows (its traffic has changed) gives up most of its memory at once and learns anew. Steps and
-parameters are bounded, so no burst can throw the calibration off for long.
+Outcomes fade slowly. A position may deviate from its predictions by more than chance allows,
+because its traffic has changed. It then drops most of its memory at once and adapts quickly. Steps
+and parameters are bounded, so a burst cannot spoil the calibration for long.
 
-Confidences come from finished steps' parameters only: the schedule stays lossless.
+Confidences use parameters of finished steps only, so the schedule stays lossless.
 """
 
 from __future__ import annotations
@@ -31,18 +31,20 @@ from sglang_dspark.schedule.request_shift import RequestShift
 Floats = NDArray[np.float64]
 Slots = tuple[Counts, Counts]  # rows of the pool and their generations, [R] int64 each
 U_LOW, U_HIGH, V_LIMIT = 0.1, 10.0, 10.0  # T in 0.1 .. 10, as the grid of the fit
-FEW = 50.0  # drafts below which a gap is shown smaller than it is
-LOGIT_LIMIT = 15.0  # beyond it a sigmoid says the same
+FEW = 50.0  # drafts; a gap over fewer is reported smaller
+LOGIT_LIMIT = 15.0  # beyond it the sigmoid is saturated
 BINS = 10  # of survivals, for `survival_error`
-LONG_MEMORY = 10_000.0  # verified drafts that `survival_error` is taken over
-_NO_SHIFTS: Floats = np.empty(0)  # stands for a shift of 0 for everyone
+LONG_MEMORY = 10_000.0  # memory of `survival_error`, in verified drafts
+_NO_SHIFTS: Floats = np.empty(0)  # means a shift of 0 for every request
 
 
 @dataclass(frozen=True)
 class OnlineConfig:
-    """memory: drafts after which an outcome has faded to 1/e. start: drafts that the table is
-    worth. bound: most that one draft moves a parameter. alarm_memory: drafts over which straying
-    is watched; alarm: standard deviations that count as a change; keep: memory left after one.
+    """Rates of online calibration.
+
+    memory: drafts after which an outcome has faded to 1/e. start: weight of the table, in drafts.
+    bound: largest change of a parameter by one draft. alarm_memory: drafts over which deviations
+    are watched; alarm: standard deviations that count as a change; keep: memory left after one.
     """
 
     memory: float = 1500.0
@@ -69,10 +71,10 @@ class OnlineCalibration:
         *,
         pool_rows: int | None = None,
     ) -> None:
-        """starts: the table of each regime, all for one gamma. Raises ValueError otherwise.
+        """Start from the table of each regime. Raises ValueError unless all are for one gamma.
 
-        pool_rows: rows that requests can hold; None follows no request by itself. How far
-        requests stray is each table's `spread`.
+        pool_rows: rows of the request pool; None: no request has its own shift. The variance of
+        these shifts is each table's `spread`.
         """
         if not starts or len({len(each.temperatures) for each in starts}) != 1:
             raise ValueError("one table for each regime is needed, all for the same gamma")
@@ -86,7 +88,7 @@ class OnlineCalibration:
         self._information = np.zeros((*shape, 3))  # of (u, v): uu, uv, vv
         self._information[..., 0] = self._information[..., 2] = 0.15 * self.config.start
         self._stray = np.zeros((*shape, 2))  # faded sums of outcome - c and of c (1 - c)
-        self._gap = np.zeros((*shape, 2))  # the same over `memory`, and how many
+        self._gap = np.zeros((*shape, 2))  # faded sums over `memory` of outcome - c and of drafts
         self._changes = np.zeros(shape, np.int64)
         self._bins = np.zeros((BINS, 2))  # faded sums of survival - label, and counts
         spreads = [each.spread for each in starts]
@@ -95,19 +97,19 @@ class OnlineCalibration:
     def confidence(
         self, logits: Gains, regimes: Counts, out: Gains, slots: Slots | None = None
     ) -> Gains:
-        """Calibrated conditional survivals of drafts with confidence logits [R, d].
+        """Return calibrated conditional survivals of drafts with confidence logits [R, d].
 
-        regimes: [R] int64. out: [R, >= d] float32, written in the first d columns, returned.
-        slots: rows and generations of the requests, for their own shifts; None: the average.
-        A NaN or infinite logit has confidence 0, and nothing is learned from it.
+        regimes: [R] int64. out: [R, >= d] float32, written in the first d columns, returned. slots:
+        rows and generations of the requests, for their own shifts; None: the average. A NaN or
+        infinite logit has confidence 0, and `observe` skips it.
         """
         _confidence(logits, regimes, self._shifts(slots), self._u, self._v, out)
         return out
 
     def lines(self, regimes: Counts, slots: Slots | None = None) -> tuple[Floats, Floats]:
-        """Slopes u and shifts v [R, gamma]: `confidence` is sigmoid(u x + v) of a logit x.
+        """Return slopes u and shifts v [R, gamma]: `confidence` is sigmoid(u x + v) of a logit x.
 
-        regimes: [R] int64. slots: as for `confidence`. For a device that computes it there.
+        regimes: [R] int64. slots: as for `confidence`. A device computes confidences from them.
         """
         own = self._shifts(slots)
         shifts = self._v[regimes] if own is _NO_SHIFTS else self._v[regimes] + own[:, None]
@@ -122,10 +124,10 @@ class OnlineCalibration:
         slots: Slots | None = None,
         confidence: Gains | None = None,
     ) -> None:
-        """Outcomes of a finished step: logits [R, d], the rest [R] int64, verified <= d.
+        """Learn the outcomes of a finished step: logits [R, d], the rest [R] int64, verified <= d.
 
-        slots, confidence: as given to and by `confidence` in that step, [R, >= d]; both or none.
-        Raises ValueError unless 0 <= accepted <= verified <= d.
+        slots, confidence: input and output of `confidence` in that step, [R, >= d]; both or
+        neither. Raises ValueError unless 0 <= accepted <= verified <= d.
         """
         if ((accepted < 0) | (accepted > verified) | (verified > logits.shape[1])).any():
             raise ValueError("0 <= accepted <= verified <= drafted must hold")
@@ -148,24 +150,24 @@ class OnlineCalibration:
         return self._follower.shifts(*slots)
 
     def gaps(self) -> Floats:
-        """Mean of outcome - c over recent drafts, [regimes, gamma]; few drafts say little."""
+        """Return the mean outcome - c of recent drafts, [regimes, gamma]; smaller for few."""
         return self._gap[..., 0] / np.maximum(self._gap[..., 1], FEW)
 
     def survival_error(self) -> float:
-        """Expected calibration error of the survivals that steps were admitted by, ten bins.
+        """Return the expected calibration error, in ten bins, of the survivals used for admission.
 
-        Over some 10,000 verified drafts of late; on few it is mostly noise. NaN before any.
+        It covers about the last 10,000 verified drafts; on few it is mostly noise. NaN before any.
         """
         count = self._bins[:, 1].sum()
         return float(np.abs(self._bins[:, 0]).sum() / count) if count > 0 else float("nan")
 
     @property
     def changes(self) -> int:
-        """Return the changes of traffic that were detected, over all positions."""
+        """Return the number of detected changes of traffic, over all positions."""
         return int(self._changes.sum())
 
     def calibration(self, regime: int) -> tuple[Floats, Floats]:
-        """Present temperatures and shifts, [gamma] each: c = sigmoid((logit + shift) / T)."""
+        """Return the temperatures and shifts, [gamma] each: c = sigmoid((logit + shift) / T)."""
         return 1.0 / self._u[regime], self._v[regime] / self._u[regime]
 
 
@@ -239,7 +241,7 @@ def _bin_survivals(confidence, accepted, verified, bins) -> None:  # type: ignor
 
 @compiled
 def _fade(known, keep, floor) -> None:  # type: ignore[no-untyped-def]
-    """Forget information beyond the floor, which keeps the equations solvable."""
+    """Fade information down to the floor, which keeps the equations solvable."""
     known[0] = floor + keep * (known[0] - floor)
     known[1] = keep * known[1]
     known[2] = floor + keep * (known[2] - floor)

@@ -1,8 +1,8 @@
-"""Gains of drafts as integers that sort like them, and a radix sort of those (compiled).
+"""Map gains of drafts to integers of the same order, and radix-sort those (compiled).
 
-A gain is what admitting a draft is expected to add: its survival a_{r,j}, times the request's
-weight where there is one. Non-negative float32 bit patterns order like the numbers, so 31 bits,
-taken as digits of 10, 10 and 11, sort any such numbers in three passes without comparisons.
+A gain is the expected value of admitting a draft: its survival a_{r,j}, times the request's weight
+if there is one. Non-negative float32 bit patterns order like the numbers. So 31 bits, as digits of
+10, 10 and 11, sort any such numbers in three passes without comparisons.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ POSITION_BITS = 8  # a sort key is (gain bits << 8) | position, so gamma <= 255
 
 @intrinsic
 def _float_of(typingctx, bits):  # type: ignore[no-untyped-def]
-    """The float32 whose bit pattern is the int32 `bits`."""
+    """Return the float32 whose bit pattern is the int32 `bits`."""
 
     def codegen(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
         return builder.bitcast(arguments[0], ir.FloatType())
@@ -33,16 +33,16 @@ def _float_of(typingctx, bits):  # type: ignore[no-untyped-def]
 
 @compiled
 def gain_of(key):  # type: ignore[no-untyped-def]
-    """The gain in a sort key, as float64."""
+    """Return the gain in a sort key, as float64."""
     return np.float64(_float_of(np.int32(key >> POSITION_BITS)))
 
 
 @compiled
 def key_of(bits, above):  # type: ignore[no-untyped-def]
-    """Key of a gain from its float32 bit pattern and the key of the draft in front of it.
+    """Return the key of a gain, from its float32 bit pattern and the key of the draft before it.
 
-    Never exceeds `above`: for any input the keys of a row do not increase, which makes every
-    admitted set prefix-closed. Negative zero and NaN count as 0.
+    The key never exceeds `above`: for any input the keys of a row do not increase, so every
+    admitted set is prefix-closed. Negative numbers (also -0) and NaN count as 0.
     """
     if bits < 0 or bits > INFINITE:
         return 0
@@ -51,10 +51,11 @@ def key_of(bits, above):  # type: ignore[no-untyped-def]
 
 @compiled
 def gather_keys(bits, limits, floors, keys) -> Any:  # type: ignore[no-untyped-def]
-    """Collect the candidates' sort keys; (their number, forced drafts, their gain, deepest one).
+    """Collect the candidates' sort keys; return (candidates, forced drafts, their gain, depth).
 
-    bits: [R, gamma] int32 view of gains. limits, floors: [R] int64, floors <= limits <= gamma;
-    drafts within the floor are forced and no candidates. keys: [>= R gamma] int64, filled.
+    bits: [R, gamma] int32 view of gains. limits, floors: [R] int64, floors <= limits <= gamma.
+    Drafts within the floor are forced, not candidates; depth is the largest floor. keys: [>= R
+    gamma] int64, filled.
     """
     rows = bits.shape[0]
     count, forced, deepest = 0, 0, 0
@@ -78,8 +79,8 @@ def gather_keys(bits, limits, floors, keys) -> Any:  # type: ignore[no-untyped-d
 def sort_descending(keys, other, count, histogram):  # type: ignore[no-untyped-def]
     """Sort keys[:count] by gain, largest first, in place.
 
-    other: as long as keys, scratch. histogram: [3, DIGIT] int64, scratch. A digit that is the
-    same in all keys costs no pass.
+    other: as long as keys, scratch. histogram: [3, DIGIT] int64, scratch. A digit that is equal in
+    all keys needs no pass.
     """
     histogram[:] = 0
     for i in range(count):

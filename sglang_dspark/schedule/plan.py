@@ -17,14 +17,14 @@ Signal = Literal["confidence", "draft probability"]
 
 @dataclass(frozen=True)
 class PlannerConfig:
-    """lag: steps between a confidence and the first plan that may use it (at least 1).
+    """Settings of a planner.
 
-    max_age: older confidences than this many steps give way to the prior. signal: what drafts are
-    admitted by: the confidence of a head, or an estimate of it from the draft's distribution
-    (`drafter/draft_confidence.py`).
-    look_deep: after this many steps of shallow drafts one is drafted to the end, for confidences
-    of the skipped positions; otherwise nothing could show that depth pays again.
-    deep_share: drafts go to the end anyway where that adds no more than this part of a step.
+    lag: steps between a confidence and the first plan that may use it (at least 1). max_age:
+    confidences older than this many steps are replaced by the prior. signal: the source of
+    confidences, a head or an estimate from the draft's distribution
+    (`drafter/draft_confidence.py`). look_deep: after this many shallow drafts one is drafted to
+    full depth, for confidences of the skipped positions; without them no plan could find that depth
+    pays again. deep_share: drafts have full depth if that adds at most this part of a step.
     """
 
     lag: int = 2
@@ -47,12 +47,11 @@ class PlannerConfig:
 class Plan:
     """Decision about step `step` before drafting.
 
-    budget: K (an expectation if K is found after drafting), depth and predictions.
-    limits: [R] int64, most drafts of each request, depth included. floors: [R] int64 <= limits, or
-    None, drafts admitted first. settled: whether the step may judge the guard. known: requests
-    whose confidence was known, of `requests`. gain: corrected tokens/s of speculating over plain.
-    weights: [R] float32, what a token of each request counts for in all of this, or None: all count
-    alike.
+    budget: K (an expectation if K is found after drafting), depth and predictions. limits: [R]
+    int64, most drafts of each request, depth included. floors: [R] int64 <= limits, or None, drafts
+    admitted first. settled: whether the guard may measure the step. known: requests whose
+    confidence was known, of `requests`. gain: corrected tokens/s of speculating over plain.
+    weights: [R] float32, weight of a token of each request, or None: all have weight 1.
     """
 
     step: int
@@ -78,12 +77,12 @@ class Plan:
         return replace(self, budget=nothing, limits=np.zeros_like(self.limits), floors=None)
 
     def worth(self, accepted: Counts) -> float:
-        """Return the emitted tokens, weighted like the promised ones. accepted: [R]."""
+        """Return the emitted tokens, weighted like the predicted ones. accepted: [R]."""
         if self.weights is None:
             return float(self.requests + accepted.sum())
         return float((self.weights * (1 + accepted)).sum(dtype=np.float64))
 
 
 def base_of(weights: Gains | None) -> float | None:
-    """Return the total weight of the tokens that need no drafts, weights [R]; None: R."""
+    """Return the summed weights [R] of tokens without drafts; None, meaning R, without weights."""
     return None if weights is None else float(weights.sum(dtype=np.float64))

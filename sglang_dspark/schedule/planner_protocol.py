@@ -1,12 +1,12 @@
-"""Define a planner; `guarded`, `early_stop` and `static_threshold` implement it.
+"""Define the planner protocol; `guarded`, `early_stop` and `static_threshold` implement it.
 
-    plan     before drafting: skip the draft, or draft how deep and admit how many (K)
-    admit    after drafting: which drafts, by the survivals of this step
-    publish  this step's confidences, for the plans of later steps
-    finished outcomes and the time they took
+    plan     before drafting: choose the depth (0 skips the draft) and how many to admit (K)
+    admit    after drafting: choose the drafts to verify, by the survivals of this step
+    publish  pass this step's confidences to the plans of later steps
+    finished learn outcomes and the time of a step
 
-Everything is deterministic in the calls made: ranks that make equal calls decide alike. As
-measured times differ by rank, one rank calls `plan` and the others receive its `Plan`.
+Everything is deterministic in the calls made: ranks that make equal calls decide alike. As measured
+times differ by rank, one rank calls `plan` and the others receive its `Plan`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Planner(Protocol):
         relay_arrived: bool = True,
         examine: bool = False,
     ) -> Plan:
-        """Decide step `step` for R >= 1 requests in pool rows `rows`.
+        """Plan step `step` for R >= 1 requests in pool rows `rows`.
 
         rows, generations: [R] int64. context: tokens of context of all requests together.
         weights: [R] float32 (`gains.speed_weights`). limits, floors: [R] int64, most and least
@@ -49,13 +49,13 @@ class Planner(Protocol):
         ...
 
     def again(self, plan: Plan, step: int) -> Plan:
-        """Return the newest plan for step `step` too: same requests, and nothing is read anew."""
+        """Return the newest plan for step `step` too, with the same requests and no new inputs."""
         return replace(plan, step=step)
 
     def admit(self, plan: Plan, confidence: Gains | None) -> Counts:
-        """Verify lengths l_r, [R] int64, of a planned step whose drafts are there.
+        """Return verify lengths l_r, [R] int64, of a planned step after its drafting.
 
-        confidence: [R, gamma] float32 of this step, calibrated; entries behind the planned depth
+        confidence: [R, gamma] float32 of this step, calibrated; entries beyond the planned depth
         are not read. None if the step did not draft.
         """
         ...
@@ -72,32 +72,32 @@ class Planner(Protocol):
     ) -> None:
         """Learn from a step: [R] int64 drafts accepted and verified; seconds without prefill.
 
-        confidence: [R, gamma] that `admit` was given. seconds None: the step also prefilled or
-        was not timed; only outcomes are learned.
+        confidence: [R, gamma], the input of `admit`. seconds None: the step also prefilled or was
+        not timed; only outcomes are learned.
         """
         ...
 
     def renew(self) -> None:
-        """Forget what no longer holds: target or drafter have new weights."""
+        """Forget measurements of old weights, because target or drafter have new ones."""
         return None
 
     def describe(self) -> str:
-        """By what it schedules, for the log's line at the start."""
+        """Describe the basis of the schedule, for the log's line at the start."""
         ...
 
     @property
     def fallbacks(self) -> int:
-        """Return the times that a load fell back to plain decoding."""
+        """Return how often a load fell back to plain decoding."""
         ...
 
     @property
     def gamma(self) -> int:
-        """Drafts that the drafter proposes."""
+        """Return the number of drafts that the drafter proposes."""
         return self.experience.gamma
 
     @property
     def costs(self) -> CostModel:
-        """Step times, as profiled and corrected."""
+        """Return the step times, as profiled and corrected."""
         return self.experience.costs
 
     @property
@@ -106,5 +106,5 @@ class Planner(Protocol):
         return self.experience.delivered
 
     def publish(self, plan: Plan, rows: Counts, generations: Counts, confidence: Gains) -> None:
-        """Hand a step's calibrated confidences to later plans: [R], [R], [R, gamma] float32."""
+        """Pass a step's calibrated confidences to later plans: [R], [R], [R, gamma] float32."""
         self.experience.publish(plan, rows, generations, confidence)

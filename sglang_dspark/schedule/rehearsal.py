@@ -1,8 +1,8 @@
 """Compile the scheduler's functions before the first request.
 
-A first start would compile them for some 7 s after all models are loaded. So the process that
-starts a server runs `python -m sglang_dspark.schedule.rehearsal`, which compiles them into the
-cache on disk while the server imports and loads.
+Without this, the first start would compile them for some 7 s after all models are loaded. So the
+process that starts a server runs `python -m sglang_dspark.schedule.rehearsal`, which compiles them
+into the cache on disk while the server imports and loads.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from sglang_dspark.schedule.plan import PlannerConfig
 from sglang_dspark.schedule.planner_protocol import Planner
 from sglang_dspark.schedule.sts_file import REGIMES
 
-SPREAD = 0.1  # variance of logits between requests without a table: the demo's
-_GAMMA, _REQUESTS = 5, 8  # any: compiled code serves all sizes
+SPREAD = 0.1  # without a table, variance of logits between requests: the demo drafter's
+_GAMMA, _REQUESTS = 5, 8  # arbitrary: compiled code supports all sizes
 
 
 def rehearse(planner: Planner, calibration: OnlineCalibration) -> None:
-    """Run some steps of one request, which compiles everything that a step calls."""
+    """Run some steps of one request, which compiles every function that a step calls."""
     rows, generations = np.zeros(1, np.int64), np.ones(1, np.int64)
     confidence = np.full((1, planner.gamma), 0.5, np.float32)
     logits, none = np.zeros((1, planner.gamma), np.float32), np.zeros(1, np.int64)
@@ -51,9 +51,9 @@ def uncalibrated(gamma: int, pool_rows: int) -> OnlineCalibration:
 
 
 def compile_early() -> None:
-    """Start a process that compiles them, once, where no server of this version has done so.
+    """Start a process that compiles the functions, unless a server of this version has done so.
 
-    It is a help alone: what it has not compiled in time, the server compiles itself.
+    It only saves time: the server compiles every function that is still missing.
     """
     if multiprocessing.parent_process() is not None:  # one of the server's own processes
         return
@@ -66,7 +66,7 @@ def compile_early() -> None:
             stderr=subprocess.DEVNULL,
         )
     except (OSError, DSparkError):
-        return  # no home for a cache, or no second process
+        return  # no home directory for a cache, or no second process
 
 
 def main() -> None:

@@ -1,13 +1,13 @@
 """Relay confidences of step t - lag to the plan of step t, by pool row and generation.
 
 A pool row is a slot for one request after another; its generation is a number that changes with the
-request. Every write carries the generation, and a read names one: values of another generation are
-never returned. Rows that were never written, have another generation or are too old are reported as
-not fresh and filled with the caller's prior.
+request. Every write has a generation, and a read names one: values of another generation are never
+returned. Rows that were never written, have another generation or are too old are reported as not
+fresh and filled with the caller's prior.
 
-A read at step t sees writes of steps <= t - lag only, also where a row paused in between: each row
-keeps its last lag + 1 writes. Everything is decided by step numbers, not by which copy happened to
-arrive first, so all ranks that make the same writes read the same values.
+A read at step t sees writes of steps <= t - lag only, even if a row paused in between: each row
+keeps its last lag + 1 writes. Step numbers decide, not the arrival order of copies, so all ranks
+that make the same writes read the same values.
 """
 
 from __future__ import annotations
@@ -34,9 +34,10 @@ class Relay:
     """Ring of the last lag + 1 confidences of each pool row."""
 
     def __init__(self, pool_rows: int, gamma: int, *, lag: int = 2, max_age: int = 16) -> None:
-        """lag: steps between a write and the first read that may see it (0: the same step).
+        """Allocate the ring.
 
-        max_age: writes older than this many steps are ignored; at least lag.
+        lag: steps between a write and the first read that may see it (0: the same step). max_age:
+        writes older than this many steps are ignored; at least lag.
         """
         if min(pool_rows, gamma) < 1 or lag < 0 or max_age < lag:
             raise ValueError(f"relay of {pool_rows} rows, gamma {gamma}, {lag=}, {max_age=}")
@@ -48,10 +49,10 @@ class Relay:
         self._next = np.zeros(pool_rows, np.int64)
 
     def publish(self, step: int, rows: Counts, generations: Counts, confidence: Gains) -> None:
-        """Record step `step`'s confidences. Steps of a row must not go backwards.
+        """Record step `step`'s confidences. Steps of a row must not decrease.
 
         rows, generations: [R] int64, distinct rows; confidence: [R, gamma] float32, calibrated.
-        Raises ValueError on shapes or rows that do not fit.
+        Raises ValueError on mismatched shapes or rows outside the pool.
         """
         if confidence.shape != (len(rows), self.gamma) or generations.shape != rows.shape:
             raise ValueError(f"{confidence.shape} and {generations.shape} for {rows.shape} rows")
@@ -97,9 +98,9 @@ class Relay:
         return Resolved(result, fresh)
 
     def unknown(self, rows: int, prior: Gains) -> Resolved:
-        """Return the prior for all requests, if the whole copy is late or missing.
+        """Return the prior for all requests, for a step whose whole copy is late or missing.
 
-        Ranks must agree on when to use it; it depends on nothing that they hold separately.
+        Ranks must agree on when to use it; it reads no state that they hold separately.
         """
         return Resolved(np.tile(prior, (rows, 1)), np.zeros(rows, np.bool_))
 
@@ -111,7 +112,7 @@ class Relay:
 def _publish(  # type: ignore[no-untyped-def]
     step, rows, generations, values, confidence, owner, written, following
 ) -> bool:
-    """False, and nothing written, if a row is not of the pool."""
+    """Write confidences; return False, with nothing written, if a row is outside the pool."""
     depth, gamma = confidence.shape[1], confidence.shape[2]
     for r in range(len(rows)):
         if rows[r] < 0 or rows[r] >= len(following):
@@ -121,7 +122,7 @@ def _publish(  # type: ignore[no-untyped-def]
         slot = following[row]
         newest = (slot + depth - 1) % depth
         if written[row, newest] == step:
-            slot = newest  # the step ran again: its second writing counts
+            slot = newest  # the step ran again: its second write replaces the first
         else:
             following[row] = (slot + 1) % depth
         for j in range(gamma):
@@ -135,7 +136,7 @@ def _publish(  # type: ignore[no-untyped-def]
 def _resolve(  # type: ignore[no-untyped-def]
     window, rows, generations, prior, confidence, owner, written, out, fresh
 ) -> bool:
-    """False if a row is not of the pool; `out` is then not defined."""
+    """Read confidences; return False, with `out` undefined, if a row is outside the pool."""
     depth, gamma = confidence.shape[1], confidence.shape[2]
     for r in range(len(rows)):
         row = rows[r]

@@ -1,18 +1,20 @@
 """Learn a shift of confidence for each request from its accepted drafts so far.
 
-A table calibrates the average request. Requests differ: one answer is easier to draft throughout
-than the confidence head can tell, and a whole domain is. To the calibrated logit z_k of a request
-its shift s is added, c_k = sigmoid(z_k + s). A priori s is normal around 0 with the variance
-`spread`, and it wanders: over `memory` steps it forgets, so that a request which changes its
-subject, or was skipped for some steps, returns to the average. Each step is one Newton step of its
-likelihood and one step of forgetting (a Kalman filter of an Ornstein-Uhlenbeck process, Laplace's
-approximation for the Bernoulli outcomes); variance P, keep = exp(-1 / memory):
+A table calibrates the average request. Some answers, and some whole domains, are easier to draft
+throughout than the confidence head can predict. The request's shift s is added to its calibrated
+logit z_k: c_k = sigmoid(z_k + s). A priori s is normal around 0 with the variance `spread`. It is
+forgotten over `memory` steps, so that a request which changes its subject, or was skipped for some
+steps, returns to the average. Each step is one Newton step of its likelihood and one step of
+forgetting (a Kalman filter of an Ornstein-Uhlenbeck process, Laplace's approximation for the
+Bernoulli outcomes); variance P, keep = exp(-1 / memory):
+
     P <- 1 / (1 / P + sum of c (1 - c));  s <- keep (s + P sum(y - c))
     P <- keep^2 P + (1 - keep^2) spread
+
 This goes beyond the paper.
 
-Only finished steps of the same request are looked at, so c_k stays a function of what was known
-before x_k was drawn: admission by it is as lossless as before.
+Only finished steps of the same request are used, so c_k is a function of values known before x_k
+was drawn, and admission by it stays lossless.
 """
 
 from __future__ import annotations
@@ -27,8 +29,8 @@ from sglang_dspark.schedule.compiled import compiled
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
-LIMIT = 3.0  # logits; no request is further from the average
-SPREADS = (0.0, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.6, 0.8)  # that are tried when fitting
+LIMIT = 3.0  # logits; largest shift
+SPREADS = (0.0, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.6, 0.8)  # candidates of a fit
 MEMORY = 200.0  # steps
 
 
@@ -36,7 +38,7 @@ class RequestShift:
     """Shifts of the requests in a pool of rows; a new generation of a row starts at 0."""
 
     def __init__(self, spreads: Sequence[float], rows: int, memory: float = MEMORY) -> None:
-        """spreads: variance of the requests' shifts in each regime, 0 keeps all of it at 0.
+        """Allocate shifts; spreads: their variance in each regime, 0: no shifts.
 
         rows: size of the pool. memory: steps after which a shift has faded to 1/e.
         """
@@ -52,7 +54,7 @@ class RequestShift:
         self._out = np.zeros(rows)
 
     def shifts(self, rows: Ints, generations: Ints) -> Floats:
-        """Shift of each request [R] float64, in memory that the next call writes to again.
+        """Return the shift of each request [R] float64, in memory that the next call overwrites.
 
         rows: [R] int64, distinct rows of the pool; generations [R] >= 0 of the rows.
         """
@@ -69,7 +71,7 @@ class RequestShift:
         accepted: Ints,
         verified: Ints,
     ) -> None:
-        """Outcome of a finished step of requests in distinct rows [R], regimes [R].
+        """Learn the outcome of a finished step of requests in distinct rows [R], regimes [R].
 
         confidence: [R, d] c_k as predicted, the shift included. accepted <= verified <= d: [R].
         Drafts after the first rejected one were not reached and do not count.

@@ -1,12 +1,12 @@
 """Verify a request's drafts while confidence is high: the schedule that the paper compares with.
 
-Paper, 4.4 and Fig. 5: position k of a request is verified if c_1 .. c_k all exceed a threshold,
-at any load and any cost of a step. Every step drafts gamma positions. It is lossless, as
-c_k does not depend on x_k; it is not hardware-aware, which is what the other planners add.
+Paper, 4.4 and Fig. 5: position k of a request is verified if c_1 .. c_k all exceed a threshold, at
+any load and any cost of a step. Every step drafts gamma positions. It is lossless, as c_k does not
+depend on x_k. It is not hardware-aware, unlike the other planners.
 
-With online calibration, confidences below the threshold would stay there: nothing is learned from
-drafts that are not verified. So a position that was verified in none of `PROBE_EVERY` steps is
-verified in the next one, at any confidence. Finished steps alone decide that.
+With online calibration, confidences below the threshold would stay there, because only verified
+drafts update them. So a position that was verified in none of `PROBE_EVERY` steps is verified in
+the next one, at any confidence. Only finished steps decide that.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ class ThresholdPlanner(Planner):
         costs: CostModel,
         config: PlannerConfig | None = None,
     ) -> None:
-        """threshold: conditional confidence in [0, 1) that a verified draft must exceed.
+        """Set the conditional confidence in [0, 1) that a verified draft must exceed.
 
-        Raises ValueError for any other.
+        Raises ValueError for any other threshold.
         """
         if not 0.0 <= threshold < 1.0:
             raise ValueError(f"a threshold on confidence lies in [0, 1), not at {threshold}")
@@ -58,9 +58,9 @@ class ThresholdPlanner(Planner):
         relay_arrived: bool = True,
         examine: bool = False,
     ) -> Plan:
-        """Draft all positions; the budget is what earlier confidences let expect.
+        """Draft all positions; the budget is an expectation from earlier confidences.
 
-        weights, floors and examine mean nothing here.
+        weights, floors and examine are ignored.
         """
         requests = len(rows)
         confidence, known = self.experience.confidence(step, rows, generations, relay_arrived)
@@ -78,7 +78,7 @@ class ThresholdPlanner(Planner):
         )
 
     def admit(self, plan: Plan, confidence: Gains | None) -> Counts:
-        """Verify lengths l_r, [R] int64, by this step's calibrated confidence [R, gamma]."""
+        """Return verify lengths l_r, [R] int64, by this step's calibrated confidence [R, gamma]."""
         if confidence is None:
             return np.zeros(plan.requests, np.int64)
         return self._within(confidence, plan.limits, plan.floors)
@@ -93,9 +93,9 @@ class ThresholdPlanner(Planner):
         confidence: Gains | None,
         seconds: float | None,
     ) -> None:
-        """Learn what later plans expect; no outcome and no time changes what is verified.
+        """Update the expectations of later plans; they do not change which drafts are verified.
 
-        What is counted is only how long each position has not been.
+        Verification depends only on how long each position was not verified, which is counted here.
         """
         deepest = int(verified.max(initial=0))
         self._unseen[:deepest] = 0
@@ -106,7 +106,7 @@ class ThresholdPlanner(Planner):
             self.experience.timed(plan, verified, seconds)
 
     def describe(self) -> str:
-        """By what it schedules, for the log's line at the start."""
+        """Describe the threshold and the signal, for the log's line at the start."""
         return f"a threshold of {self.threshold:g} on {self.experience.signal} alone"
 
     @property
@@ -115,16 +115,16 @@ class ThresholdPlanner(Planner):
         return 0
 
     def _probed(self, most: Counts) -> Counts | None:
-        """Return leading positions that are verified at any confidence, [R]; mostly none."""
+        """Return leading positions to verify at any confidence, [R]; None if none is overdue."""
         overdue = np.flatnonzero(self._unseen >= PROBE_EVERY)
         return np.minimum(most, int(overdue[-1]) + 1) if len(overdue) else None
 
     def _within(self, confidence: Gains, most: Counts, least: Counts | None) -> Counts:
-        """Leading positions above the threshold, in these limits: [R] int64."""
+        """Return the leading positions above the threshold, in these limits: [R] int64."""
         lengths = np.minimum(self._above(confidence), most)
         return lengths if least is None else np.maximum(lengths, least)
 
     def _above(self, confidence: Gains) -> Counts:
-        """Leading positions of each row above the threshold: [R, gamma] -> [R] int64."""
+        """Count the leading positions of each row above the threshold: [R, gamma] -> [R] int64."""
         above = confidence.astype(np.float64) > self.threshold
         return np.cumprod(above, axis=1).sum(axis=1)

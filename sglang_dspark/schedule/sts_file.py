@@ -1,10 +1,10 @@
 """Read and write `sts.json`: fitted temperatures, and the data that they were fitted to.
 
-The file is a superset of the one that SGLang reads by
---speculative-dspark-confidence-sts-path (srt/speculative/dspark_components/dspark_sts.py:
-`temperatures`, `dataset`, `num_samples`, `ece_before`, `ece_after`; unknown fields are ignored), so
-stock SGLang takes it as it is and applies the default table to every request. `tables` holds one
-table a sampling regime, because acceptance has another distribution in greedy decoding.
+The file is a superset of the one that SGLang reads by --speculative-dspark-confidence-sts-path
+(srt/speculative/dspark_components/dspark_sts.py: `temperatures`, `dataset`, `num_samples`,
+`ece_before`, `ece_after`; unknown fields are ignored). So stock SGLang reads it unchanged and
+applies the default table to every request. `tables` holds one table for each sampling regime,
+because acceptance has another distribution in greedy decoding.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ FILE_NAME = "sts.json"
 GREEDY, SAMPLED = "greedy", "sampled"
 REGIMES = (GREEDY, SAMPLED)
 # Our fits stay in 0.1 .. 10 and within 100 logits (`calibration.GRID_LOW`, `SHIFT_LIMIT` over the
-# least slope); ten times that, for tables of other fitters, is still a calibration.
+# least slope). Tables of other fitters may have ten times that.
 LEAST_TEMPERATURE, MOST_TEMPERATURE = 0.01, 100.0
 MOST_SHIFT = 1000.0
 MOST_SPREAD = 9.0  # a variance; beyond it most requests would be at `request_shift.LIMIT`
@@ -34,19 +34,19 @@ MOST_COUNT = 1 << 53
 
 
 def regime(temperature: float) -> str:
-    """The sampling regime of a request: `greedy` at temperature 0, else `sampled`."""
+    """Return the sampling regime of a request: `greedy` at temperature 0, else `sampled`."""
     return GREEDY if temperature == 0 else SAMPLED
 
 
 @dataclass(frozen=True)
 class StsTable:
-    """One regime's temperatures [gamma] and where they come from.
+    """One regime's temperatures [gamma] and their origin.
 
     sampling: temperature, top_k, top_p, min_p of the requests. prompts: how many. steps: verify
     steps. counts: labels by position, after censoring. ece_before, ece_after: of the cumulative
-    product by position, on what was fitted. shift, position_shifts, shifted_temperatures: our
-    extension `sts+shift` (`calibration.fit_shifts`), to be used together; request_spread: how far
-    requests stray from it (`request_shift`), 0 when unknown. Stock SGLang reads none of them.
+    product by position, on the fitted data. shift, position_shifts, shifted_temperatures: our
+    extension `sts+shift` (`calibration.fit_shifts`), to be used together; request_spread: variance
+    of the requests' own shifts (`request_shift`), 0 if unknown. Stock SGLang reads none of them.
     held_out: ECE and AUC on prompts that were not fitted.
     """
 
@@ -83,25 +83,25 @@ class StsTable:
 
     @property
     def plain(self) -> Calibration:
-        """STS as in the paper."""
+        """Return the calibration of the paper, STS."""
         return Calibration(self.temperatures)
 
     @property
     def shifted(self) -> Calibration:
-        """`sts+shift` for requests of which nothing is known."""
+        """Return `sts+shift` for requests without history."""
         return Calibration(self.shifted_temperatures, self.shift, self.position_shifts)
 
     @property
     def followed(self) -> Calibration:
-        """`sts+shift` with requests followed, if the table has the spread between them."""
+        """Return `sts+shift` with requests' own shifts, if the table has their spread."""
         return replace(self.shifted, spread=self.request_spread)
 
     def shortened(self, gamma: int) -> StsTable:
-        """The table of the first `gamma` positions.
+        """Return the table of the first `gamma` positions.
 
-        A position's temperature is fitted with those before it fixed and later ones
-        unseen (`calibration.fit`), so a fit of fewer positions would have found the same ones.
-        `sts+shift` keeps each position's own parameters.
+        A position's temperature is fitted with those before it fixed and later ones unseen
+        (`calibration.fit`), so a fit of fewer positions would give the same ones. `sts+shift` keeps
+        each position's own parameters.
         """
         names = ("temperatures", "counts", "ece_before", "ece_after", "shifted_temperatures")
         cut = {name: getattr(self, name)[:gamma] for name in (*names, "position_shifts")}
@@ -114,7 +114,7 @@ class StsFile:
 
     drafter_sha256, target_sha256: over the weight files; empty in a table of stock SGLang, which
     records no origin. fit_prompts: digests of the prompts used for fitting, so that an evaluation
-    can leave them out. versions: of the packages that made it. date: UTC, ISO 8601.
+    can exclude them. versions: of the packages that made it. date: UTC, ISO 8601.
     """
 
     tables: Mapping[str, StsTable]
@@ -133,22 +133,22 @@ class StsFile:
 
     @property
     def gamma(self) -> int:
-        """Drafts a step that the tables are for."""
+        """Return the drafts per step that the tables are for."""
         return len(next(iter(self.tables.values())).temperatures)
 
     @property
     def default(self) -> str:
-        """The regime that stock SGLang applies to all: `sampled` if fitted, as most traffic is."""
+        """Return the regime that stock SGLang applies to all: `sampled` (most traffic), if any."""
         return SAMPLED if SAMPLED in self.tables else GREEDY
 
     def table(self, temperature: float) -> StsTable:
-        """Table for requests of that sampling temperature; the other regime's if it has none."""
+        """Return the table for a sampling temperature; the other regime's if its own is missing."""
         wanted = regime(temperature)
         return self.tables[wanted if wanted in self.tables else self.default]
 
 
 def write_sts(path: Path, sts: StsFile) -> None:
-    """Write `path` atomically. Raises DSparkError when the place cannot be written."""
+    """Write `path` atomically. Raises DSparkError if it cannot be written."""
     table = sts.tables[sts.default]
     document = {
         "format": FORMAT,
@@ -172,9 +172,9 @@ def write_sts(path: Path, sts: StsFile) -> None:
 def read_sts(path: Path, *, drafter_sha256: str | None = None, gamma: int | None = None) -> StsFile:
     """Read a table file, ours or one of stock SGLang (whose one table serves both regimes).
 
-    drafter_sha256: of the drafter it shall serve; a table fitted to another is refused. gamma:
-    drafts that it runs with; a table for more is cut to the first ones, one for fewer is refused.
-    Raises DSparkError for those and for a file that is no such table.
+    drafter_sha256: of the drafter in use; a table fitted to another is rejected. gamma: drafts per
+    step in use; a longer table is cut to the first ones, a shorter one is rejected. Raises
+    DSparkError for those and for a file that is not such a table.
     """
     with reading(path, "calibration table", "make one with `dspark calibrate`"):
         raw = load_json(path)
@@ -251,13 +251,13 @@ def _table_json(table: StsTable) -> dict[str, Any]:
 
 
 def _tuple(values: Sequence[object]) -> tuple[float, ...]:
-    """Numbers as read; a negative one is unknown (and, as a temperature, refused like NaN)."""
+    """Parse numbers; a negative one means unknown and becomes NaN (rejected as a temperature)."""
     found = [_finite(value) for value in values]
     return tuple(math.nan if value < 0 else value for value in found)
 
 
 def _finite(value: object) -> float:
-    """Any number of a file; what it may be is the table's business."""
+    """Parse any number of a file; `StsTable` checks its range."""
     return number(value, -math.inf, math.inf)
 
 
@@ -266,5 +266,5 @@ def _count(value: object) -> int:
 
 
 def _numbers(values: Sequence[float]) -> list[float]:
-    """For JSON, which has no NaN, and for stock SGLang, which wants numbers: -1 is unknown."""
+    """Replace NaN by -1, unknown: JSON has no NaN, and stock SGLang requires numbers."""
     return [-1.0 if math.isnan(value) else value for value in values]

@@ -1,4 +1,4 @@
-"""Prefix survival: the chance that a draft and all drafts before it are accepted (paper, 3.2.2)."""
+"""Compute prefix survival: the chance that drafts 1..j are all accepted (paper, 3.2.2)."""
 
 from __future__ import annotations
 
@@ -7,12 +7,11 @@ from torch import Tensor
 
 
 def survival(confidence: Tensor) -> Tensor:
-    """Prefix survival a_j = prod_{i<=j} c_i (paper, 3.2.2).
+    """Return the prefix survival a_j = prod_{i<=j} c_i (paper, 3.2.2).
 
-    confidence: [..., gamma] in [0, 1], calibrated (dimensionless).
-    Returns [..., gamma] float32. The product is taken left to right: a factor of at most 1 never
-    raises a float32 number, so a_j is non-increasing in the executed arithmetic, which a scan in
-    another order would not promise.
+    confidence: [..., gamma] in [0, 1], calibrated (dimensionless). Returns [..., gamma] float32.
+    The product runs left to right: a factor of at most 1 never raises a float32 number, so a_j is
+    non-increasing in the executed arithmetic. A scan in another order would not guarantee that.
     Raises ValueError on NaN or values outside [0, 1].
     """
     if not bool(((confidence >= 0) & (confidence <= 1)).all()):

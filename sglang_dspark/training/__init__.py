@@ -1,1 +1,1 @@
-"""From prompts to a drafter: responses, anchors, losses, trainer (paper, 3.3 and 5.1)."""
+"""Train a drafter from prompts: responses, anchors, losses, trainer (paper, 3.3 and 5.1)."""

@@ -1,8 +1,8 @@
 """Answer prompts on a CPU in several processes of one compute thread each.
 
 The threads of one process wait for each other after each of the hundreds of products in a step.
-Next to other work one of them is always late: two threads made 20 answers a minute where two
-processes made 140. The processes are forks, so they share the target's weights.
+With other work on the machine one thread is always late: two threads made 20 answers a minute, two
+processes 140. The processes are forks, so they share the target's weights.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ Start = Callable[[int], ResponseGenerator]
 
 
 def processes_for(device: torch.device, threads: int) -> int:
-    """Return the number of processes that `threads` compute threads become; 1: none of their own.
+    """Return the number of processes for `threads` compute threads; 1: no extra process.
 
-    A GPU is driven by one process, and only Linux forks safely after torch was imported.
+    One process drives a GPU, and only Linux forks safely after torch was imported.
     """
     return threads if device.type == "cpu" and sys.platform == "linux" else 1
 
@@ -47,8 +47,7 @@ def answer_in_processes(
 
     start: makes a process's generator. more: whether another prompt may begin. rows: requests in
     flight, of all processes together. tick(n): called with the tokens made since its last call.
-    Raises DSparkError when a process ends before its work does; the answers until then were
-    yielded.
+    Raises DSparkError if a process ends early, after the answers until then were yielded.
     """
     context = multiprocessing.get_context("fork")
     following = context.Value("q", 0)
@@ -98,7 +97,7 @@ def _answer(
     following: Any,
     writer: Connection,
 ) -> None:
-    """Answer prompts until none is left: the work of one process."""
+    """Answer prompts in one process until all prompts are taken."""
     torch.set_num_threads(1)
     made = 0
 
@@ -116,7 +115,7 @@ def _answer(
 
 
 def _taken(prompts: Sequence[Prompt], more: Callable[[], bool], following: Any) -> Iterator[Prompt]:
-    """Take the next prompt that no process has taken, until none is left."""
+    """Yield prompts that no process has taken, until all are taken or `more` is false."""
     while more():
         with following.get_lock():
             number = following.value
@@ -129,7 +128,7 @@ def _taken(prompts: Sequence[Prompt], more: Callable[[], bool], following: Any) 
 def _packed(response: Response) -> tuple[dict[str, Any], bytes]:
     """Split a response into plain fields and its tensors as bytes.
 
-    As tensors, torch would send each through a file of its own.
+    Torch would send each tensor through a separate file.
     """
     values = {each.name: getattr(response, each.name) for each in fields(response)}
     return values, save({name: values.pop(name).contiguous() for name in _TENSORS})

@@ -1,6 +1,8 @@
-"""Traces for calibration: the target answers, batched and without a drafter, and the drafter's part
-is replayed on the answers (`evaluation/replay.py`): the same distribution as decoding with it, at
-a third of the target's work and with as many requests in flight as one likes.
+"""Record traces for calibration from answers of the target and a replay of the drafter.
+
+The target answers, batched and without a drafter, and the drafter's part is replayed on the answers
+(`evaluation/replay.py`). The distribution is that of decoding with the drafter, at a third of the
+target's work and with any number of requests in flight.
 """
 
 from __future__ import annotations
@@ -36,7 +38,8 @@ def record_answers(
     """Let the target answer the workload's prompts and replay the answers with the drafter.
 
     half_products: the target's products in bfloat16, on CPUs that have it. `on_finish` is called
-    after each answer. Raises DSparkError for a drafter that is no DSpark drafter or does not fit.
+    after each answer. Raises DSparkError for a drafter that is not a DSpark drafter or does not
+    fit.
     """
     settings = workload.settings
     target = TargetModel.load(workload.target, drafter_layers(drafter), half_products=half_products)
@@ -62,7 +65,7 @@ def record_answers(
 def _answers(
     workload: Workload, target: TargetModel, on_finish: Callable[[], None]
 ) -> list[Answer]:
-    """The target's answers to the workload's prompts, in their order."""
+    """Return the target's answers to the workload's prompts, in their order."""
     settings = workload.settings
     longest = max(map(len, workload.ids)) + settings.max_new_tokens + 1
     rows = min(settings.batch, len(workload.ids))
@@ -79,9 +82,9 @@ def _answers(
 
 
 def traces_of_store(store: Path, target_dir: Path, drafter: Path) -> list[Trace]:
-    """Replays of the answers that `dspark train data` stored, one for each temperature.
+    """Replay the answers that `dspark train data` stored, in one trace for each temperature.
 
-    Raises DSparkError when the store has no states, or those of another target or other layers, or
+    Raises DSparkError if the store has no states, or those of another target or other layers, or
     answers that are not the target's own.
     """
     reader = StoreReader(store)

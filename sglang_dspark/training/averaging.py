@@ -1,5 +1,7 @@
-"""Average two drafters of one run's stages: what a later stage learned, without all it forgot
-(Wortsman et al., "Robust fine-tuning of zero-shot models", 2022).
+"""Average two drafters of one run's stages.
+
+The mean keeps what a later stage learned, without all that it forgot (Wortsman et al., "Robust
+fine-tuning of zero-shot models", 2022).
 """
 
 from __future__ import annotations
@@ -25,10 +27,9 @@ _MARKOV = ("markov_head.markov_w1.weight", "markov_head.markov_w2.weight")
 def average(first: Path, second: Path, share: float, out: Path) -> None:
     """Write the drafter with weights (1 - share) first + share second into `out`.
 
-    Sums are float32, the result has the first one's types. Only drafters of which one was trained
-    on from the other have weights whose mean is of use.
-    Raises DSparkError where they are of other shapes or draft other tokens, for quantised ones and
-    where `out` is one of them.
+    Sums are float32, the result has the first one's types. The mean is useful only if one drafter
+    was trained on from the other. Raises DSparkError if their shapes or draft tokens differ, for
+    quantised ones, and if `out` is one of them.
     """
     if out.resolve() in (first.resolve(), second.resolve()):
         raise DSparkError(f"--out {out} is one of the two drafters; name another directory")
@@ -64,7 +65,7 @@ def _require_alike(
     same = all(
         torch.equal(ours[name], theirs[name]) for name in ours if not ours[name].is_floating_point()
     )
-    if all(name in ours for name in _MARKOV):  # where a DSpark drafter keeps its vocabulary
+    if all(name in ours for name in _MARKOV):  # they hold a DSpark drafter's vocabulary
         ids = [restricted_tokens(*(each[n].float() for n in _MARKOV)) for each in (ours, theirs)]
         same &= torch.equal(*(torch.empty(0) if each is None else each for each in ids))
     if not same:

@@ -1,12 +1,12 @@
-"""Trainer throughput: our training step against that of `speculators` (PyPI), paired.
+"""Compare the throughput of our training step with that of `speculators` (PyPI), paired.
 
 Both train the same DSpark drafter shape on the same sequences with as many anchors a step: tokens,
 features and last hidden states come from one store of random answers, read as in training. A step
-is data, forward pass, losses (the paper's weights), backward pass, clipping and AdamW.
-What differs is how: their attention runs over the packed length under a mask and their losses over
-whole vocabulary tensors; `training/` reads token-level indices and fuses loss and gradient.
+is data, forward pass, losses (the paper's weights), backward pass, clipping and AdamW. The
+implementations differ: their attention runs over the packed length under a mask and their losses
+over whole vocabulary tensors; `training/` reads token-level indices and fuses loss and gradient.
 
-`speculators` is optional and imported here alone. Anchors are drawn by each side's own rule.
+`speculators` is optional and imported only here. Each side draws anchors by its own rule.
 """
 
 from __future__ import annotations
@@ -53,12 +53,12 @@ class TrainerShape:
 
     @property
     def anchors_per_step(self) -> int:
-        """Blocks trained on in a step."""
+        """Return the number of blocks trained on in a step."""
         return self.sequences * self.anchors
 
 
 def random_store(path: Path, target: Path, shape: TrainerShape, stored: int = 48) -> None:
-    """Answers of random tokens with random states, in the format of `dspark train data`."""
+    """Write answers of random tokens with random states, in the format of `dspark train data`."""
     config = AutoConfig.from_pretrained(str(target))
     rng = torch.Generator().manual_seed(0)
     meta = {
@@ -85,7 +85,7 @@ def random_store(path: Path, target: Path, shape: TrainerShape, stored: int = 48
 
 
 def our_trainer(work: Path, target: Path, shape: TrainerShape, *, half: bool) -> Trainer:
-    """Our trainer on the store in `work`, with its run directory beside it."""
+    """Make our trainer on the store in `work`, with its run directory in `work` too."""
     prompts = work / "prompts.jsonl"
     prompts.write_text('{"prompt": "random"}\n')
     raw = {
@@ -117,7 +117,7 @@ class PeerStep:
     """A training step of `speculators`' DSpark model on the sequences that `trainer` draws."""
 
     def __init__(self, trainer: Trainer, target: Path, shape: TrainerShape, *, half: bool):
-        """Raises DSparkError when `speculators` cannot be imported."""
+        """Build model and optimiser. Raises DSparkError if `speculators` cannot be imported."""
         core, losses = _peer("models.dspark.core"), _peer("losses")
         self.trainer, self.half = trainer, half
         base = AutoConfig.from_pretrained(str(target))
@@ -147,7 +147,7 @@ class PeerStep:
         self.adam = torch.optim.AdamW(trained, lr=6e-4, betas=(0.9, 0.95), fused=True)
 
     def __call__(self) -> float:
-        """One optimiser step; the loss."""
+        """Run one optimiser step; return the loss."""
         with torch.autocast("cpu", torch.bfloat16, enabled=self.half):
             _, loss, _ = self.model(**self._batch(), **self.options)
         self.adam.zero_grad()
@@ -157,7 +157,7 @@ class PeerStep:
         return float(loss.detach())
 
     def _batch(self) -> dict[str, Tensor]:
-        """Whole sequences end to end, as their collator packs them, without padding."""
+        """Pack whole sequences end to end, as their collator does, without padding."""
         s = self.trainer.cfg.schedule
         draws = self.trainer.sampler.draw(s.sequences_per_step, s.anchors_per_sequence)
         found = [self.trainer.sampler.reader[draw.index] for draw in draws]
@@ -178,10 +178,11 @@ class PeerStep:
 def paired(
     ours: Callable[[], Any], theirs: Callable[[], Any], anchors: int, repeats: int, warm_up: int = 2
 ) -> dict[str, Any]:
-    """Interleaved steps of both: median anchors/s of wall time, and the ratio with its interval.
+    """Time interleaved steps of both; return median anchors/s and the ratio with its interval.
 
-    The ratio is the geometric mean over pairs of their seconds / our seconds (`intervals`); seconds
-    has every pair's own. Raises DSparkError for a pair without a time above 0.
+    Times are wall time. The ratio is the geometric mean over pairs of their seconds / our seconds
+    (`intervals`); seconds holds those of every pair. Raises DSparkError for a pair without a time
+    above 0.
     """
     seconds = np.zeros((repeats, 2))
     for i in range(-warm_up, repeats):
@@ -203,7 +204,7 @@ def paired(
 
 
 def peer_version() -> str:
-    """Version of `speculators`, as far as it is known."""
+    """Return the version of `speculators`, or "unknown"."""
     try:
         return version("speculators")
     except PackageNotFoundError:
@@ -221,13 +222,13 @@ def _peer(module: str) -> Any:
 
 
 def _vocabulary(trainer: Trainer, size: int) -> Tensor:
-    """Ids of our trainer's draft vocabulary [V']."""
+    """Return the ids of our trainer's draft vocabulary [V']."""
     ids = getattr(trainer.learner.module, "draft_ids", None)
     return torch.arange(size) if ids is None else ids
 
 
 def _layers_config(base: Any, layers: int) -> Qwen3Config:
-    """Draft layers with the widths and heads of the target's."""
+    """Return a config of draft layers with the widths and heads of the target's."""
     return Qwen3Config(
         vocab_size=base.vocab_size,
         hidden_size=base.hidden_size,

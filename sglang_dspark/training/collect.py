@@ -1,5 +1,6 @@
-"""The two stages before training: prompts that the target writes itself, and its answers to all
-prompts in a store. Both go on where a stopped run left off.
+"""Run the two stages before training: prompts that the target writes, and answers to all prompts.
+
+The answers are written to a store. Both stages continue a stopped run.
 """
 
 from __future__ import annotations
@@ -34,10 +35,10 @@ _LEAST_CHARACTERS = 12
 
 
 def write_self_prompts(data: DataConfig, target: TargetModel, count: int, show: Progress) -> int:
-    """Sample `count` user turns into `data.self_prompts`; how many different ones it holds then.
+    """Sample `count` user turns into `data.self_prompts`; return how many different ones it has.
 
-    What was tried gathers in a `.part` file in the order in which it ends; a later run asks for the
-    rest, and the file comes out as that of a run that was never stopped.
+    Tried prompts are appended to a `.part` file in the order in which they end. A later run samples
+    the rest, and the final file equals that of a run that was never stopped.
     """
     if data.self_prompts is None:
         raise DSparkError("set data.self_prompts to the file to write")
@@ -68,13 +69,13 @@ def write_self_prompts(data: DataConfig, target: TargetModel, count: int, show: 
 
 
 def usable_text(tokenizer: Any, stop: frozenset[int], ids: Sequence[int]) -> str | None:
-    """Return the user turn that a target wrote as tokens; None: it did not end, or is too short."""
+    """Return the user turn that a target wrote; None if it did not end or is too short."""
     text: str = tokenizer.decode(ids[:-1]).strip()
     return text if ids and ids[-1] in stop and len(text) >= _LEAST_CHARACTERS else None
 
 
 def write_prompt_rows(path: Path, texts: Mapping[str, int]) -> None:
-    """Write a prompt file of different user turns, each with the number that its id has."""
+    """Write a prompt file of different user turns, each with the number of its id."""
     with replacing(path, alone=True) as whole:
         lines = [_line(f"self-{i}", [text]) for text, i in texts.items()]
         whole.write_text("".join(lines), encoding="utf-8")
@@ -85,9 +86,9 @@ def _line(prompt_id: str, turns: list[str]) -> str:
 
 
 def _tried(part: Path) -> dict[int, list[str]]:
-    """Turns of every prompt that was tried, none of one that cannot be used, by its number.
+    """Return the turns of every tried prompt by its number, empty for one that cannot be used.
 
-    A line that a killed run left unfinished is taken out of the file.
+    A line that a killed run left unfinished is removed from the file.
     """
     with reading(part, "collection of prompts", "delete it to begin anew"):
         text = part.read_text(encoding="utf-8") if part.exists() else ""
@@ -100,7 +101,7 @@ def _tried(part: Path) -> dict[int, list[str]]:
 
 
 def _different(tried: dict[int, list[str]], count: int) -> dict[str, int]:
-    """The different turns of the first `count` prompts, each with the first number it has."""
+    """Return the different turns of the first `count` prompts, each with its first number."""
     texts: dict[str, int] = {}
     for number in range(count):
         for text in tried[number]:
@@ -121,8 +122,8 @@ class Answering:
 def plan_answers(cfg: RunConfig, config: Any, skipped: Skipped) -> Answering:
     """Read the prompts and open the store; `config` is the target's (Transformers).
 
-    skipped: called for every skipped prompt. Raises DSparkError when the store is another target's,
-    or a layer is not one of the target's.
+    skipped: called for every skipped prompt. Raises DSparkError if the store is of another target
+    or other layers.
     """
     data, layer_ids = cfg.data, cfg.drafter.target_layer_ids
     meta = {
@@ -144,9 +145,9 @@ def plan_answers(cfg: RunConfig, config: Any, skipped: Skipped) -> Answering:
 def answer(
     plan: Answering, data: DataConfig, target: TargetModel, minutes: float, show: Progress
 ) -> int:
-    """Answer what is left, for `minutes` at most; tokens made. Kept shard by shard.
+    """Answer the remaining prompts, for at most `minutes`; return the number of tokens made.
 
-    On a CPU `data.threads` are processes (answer_processes.py).
+    Answers are stored shard by shard. On a CPU `data.threads` are processes (answer_processes.py).
     """
     made, deadline = 0, time.monotonic() + 60 * minutes
     stop = stop_token_ids(data.target, plan.tokenizer)

@@ -1,4 +1,4 @@
-"""One YAML file describes a training run: data, drafter shape, objective, schedule."""
+"""Read the YAML file of a training run: data, drafter shape, objective, schedule."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ class RunConfig(FrozenModel):
 
     @property
     def curves(self) -> Path | None:
-        """Folder of the curves for TensorBoard, None without."""
+        """Return the folder of the curves for TensorBoard, or None."""
         if isinstance(self.tensorboard, Path):
             return self.tensorboard
         return self.run_dir / "tensorboard" if self.tensorboard else None
@@ -151,9 +151,9 @@ class RunConfig(FrozenModel):
 
 
 def load_config(path: Path, changes: Sequence[str] = ()) -> RunConfig:
-    """Read and check a YAML file; DSparkError names the field that is wrong.
+    """Read and check a YAML file. Raises DSparkError that names a wrong field.
 
-    changes: `schedule.steps=500` each, fields to set in place of the file's, values as in YAML.
+    changes: `schedule.steps=500` each, fields to set instead of the file's, values as in YAML.
     """
     with reading(path, "training config", "write one like configs/train/tiny.yaml"):
         fields = load_yaml(path)
@@ -188,9 +188,9 @@ SLOW_HALVES = (
 
 
 def without_slow_halves(cfg: RunConfig) -> RunConfig:
-    """Return the config without `half_products` where neither a GPU nor this CPU has them.
+    """Return the config without `half_products` if neither a GPU nor this CPU supports them.
 
-    The same object if nothing changes; callers say `SLOW_HALVES` if not.
+    Returns the same object if nothing changes; otherwise callers print `SLOW_HALVES`.
     """
     asked = cfg.data.half_products or cfg.schedule.half_products
     if not asked or torch.cuda.is_available() or has_bfloat16_products():

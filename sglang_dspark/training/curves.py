@@ -1,7 +1,6 @@
-"""A run's curves for TensorBoard: what `metrics.jsonl` has, as scalars `train/...` and
-`held_out/...`.
+"""Write a run's curves for TensorBoard: `metrics.jsonl` as scalars `train/...` and `held_out/...`.
 
-TensorBoard is an optional dependency, imported only where a config asks for it.
+TensorBoard is an optional dependency, imported only if a config requests curves.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ _HELD_OUT = "held_out_"
 
 
 def require_tensorboard(folder: Path | None) -> None:
-    """DSparkError when curves are asked for (`folder` is not None) and cannot be written."""
+    """Raise DSparkError if curves are wanted (`folder` is not None) without TensorBoard."""
     if folder is not None and find_spec("tensorboard") is None:
         raise DSparkError(
             "`tensorboard` in the training config needs a package that is not installed: "
@@ -27,13 +26,14 @@ def require_tensorboard(folder: Path | None) -> None:
 
 
 class Curves:
-    """Adds reports to the event files in a folder.
+    """Reports in the event files of a folder.
 
-    A resumed run goes on in the same curves: what an earlier one wrote past its step is not shown.
+    A resumed run continues the same curves; points that an earlier run wrote past its step are
+    hidden.
     """
 
     def __init__(self, folder: Path | None, step: int):
-        """folder: None writes nothing. step: that the run goes on from, 0 for a new one."""
+        """Open the files. folder: None writes nothing. step: where the run continues, 0 if new."""
         require_tensorboard(folder)
         self._writer = None
         if folder is None:
@@ -47,7 +47,7 @@ class Curves:
             raise disk_error(folder, error) from None
 
     def write(self, step: int, means: dict[str, float]) -> None:
-        """Add the means reported at `step`; DSparkError when the disk is full."""
+        """Add the means reported at `step`. Raises DSparkError if the disk is full."""
         if self._writer is None:
             return
         try:

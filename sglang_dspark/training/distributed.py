@@ -1,6 +1,8 @@
-"""One process or many: the little that differs. Under `torchrun` parameters are sharded with FSDP2
-(`fully_shard`), each process holding and updating its rows, be it the only one; everything else of
-the trainer works on `local` tensors, which are the whole ones without torchrun.
+"""Handle the differences between one process and many.
+
+Under `torchrun` parameters are sharded with FSDP2 (`fully_shard`): each process holds and updates
+its rows, even a single process. The rest of the trainer works on `local` tensors, which are the
+whole ones without torchrun.
 """
 
 from __future__ import annotations
@@ -25,8 +27,11 @@ _CPU = torch.device("cpu")
 
 @dataclass(frozen=True)
 class World:
-    """The processes that train together. rank in [0, size); device: where this one computes;
-    sharded: they are a process group, which may have one member."""
+    """The processes that train together.
+
+    rank in [0, size). device: where this process computes. sharded: the processes are a process
+    group, which may have one member.
+    """
 
     rank: int = 0
     size: int = 1
@@ -35,9 +40,9 @@ class World:
 
     @classmethod
     def join(cls, device: str = "auto") -> World:
-        """This process's place, from the environment that `torchrun` sets; alone without it.
+        """Join the processes of `torchrun`'s environment; without torchrun this process is alone.
 
-        device: "cpu", "cuda", or "auto" for a GPU where there is one.
+        device: "cpu", "cuda", or "auto" for a GPU if there is one.
         """
         place, sharded = place_of(device), started_by_torchrun()
         if place.type == "cuda":
@@ -52,13 +57,13 @@ class World:
         return self.rank == 0
 
     def sum(self, values: Tensor) -> Tensor:
-        """Sum over processes, the same everywhere."""
+        """Sum values over processes, in place; every process gets the result."""
         if self.size > 1:
             dist.all_reduce(values)
         return values
 
     def least(self, value: int) -> int:
-        """Smallest of the processes' values."""
+        """Return the smallest of the processes' values."""
         if self.size == 1:
             return value
         tensor = torch.tensor(value, device=self.device)
@@ -66,36 +71,37 @@ class World:
         return int(tensor)
 
     def wait(self) -> None:
-        """Until every process is here."""
+        """Wait until every process calls this."""
         if self.size > 1:
             dist.barrier()
 
     def shard(self, module: nn.Module) -> None:
-        """Spread the leading process's parameters over all; the module's forward gathers them."""
+        """Shard the leading process's parameters over all; the module's forward gathers them."""
         if self.sharded:
             for parameter in module.parameters():
                 dist.broadcast(parameter.detach(), 0)
             fully_shard(module, mesh=init_device_mesh(self.device.type, (self.size,)))
 
     def release(self, module: nn.Module) -> None:
-        """Let go of gathered parameters after a forward pass without backward, so that the next one
-        gathers what the shards hold by then."""
+        """Release gathered parameters after a forward pass without backward.
+
+        The next pass then gathers the shards' current values.
+        """
         if isinstance(module, FSDPModule):
             module.reshard()
 
     def leave(self) -> None:
-        """End the process group, if one was joined, once all are here to end it."""
+        """End the process group, if one was joined, after all processes have arrived."""
         if self.sharded and dist.is_initialized():
             self.wait()
             dist.destroy_process_group()
 
     def end(self) -> None:
-        """End this process with status 0, if torchrun started it. The last line of what went well:
-        behind a `finally` it would hide what went wrong.
+        """End this process with status 0, if torchrun started it.
 
-        A thread of gloo's that outlives the group aborts an interpreter that ends by itself (torch
-        2.13, rarely: it drops a tensor when Python can no longer be asked), and torchrun then takes
-        the whole run for failed.
+        Call it last after success: in a `finally` it would hide errors. A thread of gloo that
+        outlives the group aborts an interpreter that exits normally (torch 2.13, rarely: it drops a
+        tensor after Python has shut down), and torchrun then reports the whole run as failed.
         """
         if self.sharded:
             sys.stdout.flush()
@@ -130,7 +136,7 @@ def whole(rows: Tensor, like: Tensor) -> Tensor:
 
 
 def rows_of(tensor: Tensor, like: Tensor) -> Tensor:
-    """The reverse of `whole`: this process's rows of a tensor that every process has."""
+    """Return this process's rows of a tensor that every process has: the reverse of `whole`."""
     if not isinstance(like, DTensor):
         return tensor
     tensor = tensor.to(like.device)
@@ -141,7 +147,7 @@ def rows_of(tensor: Tensor, like: Tensor) -> Tensor:
 
 @contextmanager
 def gathered(module: nn.Module) -> Iterator[None]:
-    """Within, the module's parameters are plain, whole tensors. All processes must enter."""
+    """Make the module's parameters plain, whole tensors within. All processes must enter."""
     kept: list[tuple[nn.Module, str, nn.Parameter]] = []
     full: dict[int, nn.Parameter] = {}  # a tied parameter has two owners
     for owner in module.modules():

@@ -15,7 +15,7 @@ from sglang_dspark.training.store import StoreReader
 
 
 def token_counts(reader: StoreReader, vocab_size: int) -> tuple[Tensor, Tensor]:
-    """Unigram counts [V] of the answers and their bigrams as ids [2, n]."""
+    """Count the tokens of the answers [V], and return their bigrams as ids [2, n]."""
     counts = torch.zeros(vocab_size, dtype=torch.long)
     pairs = []
     for i in range(len(reader)):
@@ -28,16 +28,16 @@ def token_counts(reader: StoreReader, vocab_size: int) -> tuple[Tensor, Tensor]:
 
 
 def draft_vocabulary(counts: Tensor, size: int) -> tuple[Tensor, float]:
-    """The `size` most frequent tokens, ascending ids [n], and the share of text they cover."""
+    """Return the `size` most frequent tokens, ascending ids [n], and their share of the text."""
     ids = counts.topk(min(size, len(counts))).indices
     coverage = float(counts[ids].sum() / counts.sum().clamp(min=1))
     return ids.sort().values, coverage
 
 
 def vocabulary_of(path: Path, size: int, vocab_size: int) -> Tensor:
-    """Draft vocabulary [size] of the drafter in a directory, in `d2t` or in its Markov weights.
+    """Return the draft vocabulary [size] of a drafter's directory, from `d2t` or Markov weights.
 
-    Raises DSparkError when it has another size or none.
+    Raises DSparkError if it has another size or there is none.
     """
     if (stored := stored_draft_ids(stored_tensors(path), vocab_size, path)) is not None:
         ids: Tensor | None = stored

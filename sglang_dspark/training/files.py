@@ -1,4 +1,4 @@
-"""The files of a training run: whole or not there, one clear line when writing fails."""
+"""Write the files of a training run atomically, with a one-line error if writing fails."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sglang_dspark.errors import DSparkError
 
 
 def write_tensors(path: Path, tensors: dict[str, Tensor], meta: dict[str, str]) -> None:
-    """Write a safetensors file; DSparkError when it cannot be, and the earlier file stays."""
+    """Write a safetensors file. Raises DSparkError on failure, and the earlier file stays."""
     tensors = {name: tensor.contiguous() for name, tensor in tensors.items()}
     with _whole(path) as temporary:
         save_file(tensors, temporary, meta)
@@ -25,21 +25,21 @@ def write_tensors(path: Path, tensors: dict[str, Tensor], meta: dict[str, str]) 
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write JSON; DSparkError when it cannot be, and the earlier file stays."""
+    """Write JSON. Raises DSparkError on failure, and the earlier file stays."""
     text = json.dumps(value, indent=1) + "\n"
     with _whole(path) as temporary:
         temporary.write_text(text)
 
 
 def write_lines(path: Path, lines: Sequence[str]) -> None:
-    """Write lines of text in UTF-8; DSparkError when that fails, and the earlier file stays."""
+    """Write lines of text in UTF-8. Raises DSparkError on failure, and the earlier file stays."""
     text = "".join(f"{line}\n" for line in lines)
     with _whole(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
 
 
 def read_metadata(path: Path) -> dict[str, str]:
-    """The string metadata of a safetensors file; DSparkError when it cannot be read."""
+    """Return the string metadata of a safetensors file. Raises DSparkError on failure."""
     try:
         with safe_open(str(path), framework="pt") as handle:
             return dict(handle.metadata() or {})
@@ -48,7 +48,7 @@ def read_metadata(path: Path) -> dict[str, str]:
 
 
 def disk_error(path: Path, error: Exception) -> DSparkError:
-    """The one line for a write that failed."""
+    """Make the one-line error of a write that failed."""
     return DSparkError(
         f"cannot write {path} ({error}); what was saved before is kept: free some disk there, then "
         "run the same command to go on"

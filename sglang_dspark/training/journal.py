@@ -1,4 +1,4 @@
-"""`metrics.jsonl` of a run: one line per report; one history also after a kill and a resume."""
+"""Write `metrics.jsonl` of a run, one line per report; a resumed run continues its history."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sglang_dspark.training.files import disk_error
 
 
 class Journal:
-    """Appends reports; what an earlier run wrote past the step that is resumed is taken out."""
+    """A file of reports; lines that an earlier run wrote past the resumed step are removed."""
 
     def __init__(self, path: Path, step: int):
         self.path = path
@@ -27,7 +27,7 @@ class Journal:
             raise disk_error(path, error) from None
 
     def write(self, step: int, means: dict[str, float]) -> None:
-        """Add the means reported at `step`; DSparkError when the disk is full."""
+        """Add the means reported at `step`. Raises DSparkError if the disk is full."""
         try:
             self._file.write(json.dumps({"step": step, **means}) + "\n")
             self._file.flush()

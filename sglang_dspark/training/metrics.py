@@ -1,5 +1,6 @@
-"""Metrics of a training step: loss, expected tau, distance of confidence from acceptance.
-Everything is kept as sums, which add up over batches and processes.
+"""Compute metrics of a training step: loss, expected tau, distance of confidence from acceptance.
+
+All are sums, which add up over batches and processes.
 """
 
 from __future__ import annotations
@@ -14,11 +15,11 @@ _BINS = 10
 
 
 def block_sums(parts: LossParts, valid: Tensor) -> Tensor:
-    """[SUMS] float64: loss * weight, weight, sum of expected tau over whole blocks, their number;
-    the loss's three terms * weight; positions with a token to learn.
+    """Return the sums of a batch, [SUMS] float64.
 
-    valid: [P, gamma]. tau counts the bonus token: 1 + sum_k prod_{i<=k} accept_i, with the
-    acceptance rates along the target's own tokens.
+    They are loss * weight; weight; sum of expected tau over whole blocks; their number; the loss's
+    three terms * weight; positions with a token to learn. valid: [P, gamma]. tau counts the bonus
+    token: 1 + sum_k prod_{i<=k} accept_i, with the acceptance rates along the target's own tokens.
     """
     full = valid.all(1)
     accept = parts.accept.detach().view(valid.shape)[full].double()
@@ -29,7 +30,7 @@ def block_sums(parts: LossParts, valid: Tensor) -> Tensor:
 
 
 def survival_sums(parts: LossParts, valid: Tensor) -> Tensor:
-    """[2, bins] float64: predicted and actual survival of whole blocks, by predicted survival."""
+    """Sum predicted, actual survival of whole blocks by predicted survival, [2, bins] float64."""
     sums = torch.zeros(2, _BINS, dtype=torch.float64, device=valid.device)
     if parts.confidence is None:
         return sums
@@ -44,8 +45,10 @@ def survival_sums(parts: LossParts, valid: Tensor) -> Tensor:
 
 
 def loss_and_tau(sums: Tensor) -> dict[str, float]:
-    """Means from the sums of `block_sums`; tau is 0 when no block was whole, `loss_confidence`
-    without a confidence head."""
+    """Return the means of the sums of `block_sums`.
+
+    tau is 0 if no block was whole, `loss_confidence` without a confidence head.
+    """
     total, weight, tau, blocks, ce, tv, confidence, _ = sums.tolist()
     return {
         "loss": total / weight,
@@ -57,5 +60,5 @@ def loss_and_tau(sums: Tensor) -> dict[str, float]:
 
 
 def expected_calibration_error(sums: Tensor, positions: float) -> float:
-    """Mean over `positions` of |predicted - actual| within bins, from `survival_sums`."""
+    """Return the mean over `positions` of |predicted - actual| in bins of `survival_sums`."""
     return float((sums[0] - sums[1]).abs().sum()) / max(positions, 1.0)

@@ -1,5 +1,6 @@
-"""AdamW with warm-up, cosine and clipping, and a moving average of the weights. All of it works on
-the rows a process holds, so that one process and many share the code.
+"""Update weights by AdamW with warm-up, cosine and clipping, and average them over steps.
+
+Everything works on the rows that a process holds, so that one process and many share the code.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _NOT_DECAYED = ("norm", "bias", "embed", "markov_head")  # tables, gains: decay 
 
 
 def learning_rate(step: int, s: ScheduleConfig) -> float:
-    """Linear warm-up, then cosine to 2% of the peak at the last step."""
+    """Return the rate: linear warm-up, then cosine to 2% of the peak at the last step."""
     if step < s.warmup_steps:
         return s.learning_rate * (step + 1) / s.warmup_steps
     done = (step - s.warmup_steps) / max(s.steps - s.warmup_steps, 1)
@@ -28,7 +29,7 @@ def learning_rate(step: int, s: ScheduleConfig) -> float:
 
 
 class Optimiser:
-    """Updates the trainable parameters of a module, sharded already where it is to be sharded."""
+    """AdamW over the trainable parameters of a module, which is sharded already if it is to be."""
 
     def __init__(self, module: nn.Module, schedule: ScheduleConfig, world: World):
         self.schedule, self.world = schedule, world
@@ -53,14 +54,14 @@ class Optimiser:
         self.average = [s.clone() for s in self.shards] if schedule.ema else None
 
     def step(self, number: int) -> None:
-        """Clip the gradients, update with the rate of step `number`, follow with the average."""
+        """Clip the gradients, update with the rate of step `number`, and move the average."""
         s = self.schedule
         grads = [
             torch.zeros_like(shard) if p.grad is None else local(p.grad)
             for p, shard in zip(self.parameters, self.shards, strict=True)
         ]
         squares = torch.stack([n.square() for n in torch._foreach_norm(grads)]).sum()
-        # A replicated world would count a gradient once per process; shards are disjoint.
+        # Replicated gradients would be counted once per process; shards are disjoint.
         norm = self.world.sum(squares).sqrt()
         torch._foreach_mul_(grads, torch.clamp(s.clip / (norm + 1e-6), max=1.0))
         for shard, grad in zip(self.shards, grads, strict=True):
@@ -77,7 +78,7 @@ class Optimiser:
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
-        """Within, the parameters hold their averages."""
+        """Exchange the parameters with their averages within this context."""
         self._exchange()
         try:
             yield
@@ -91,7 +92,7 @@ class Optimiser:
             average.copy_(kept)
 
     def _slots(self) -> Iterator[tuple[str, Tensor, Tensor]]:
-        """(name in the state, this process's tensor, parameter it is sharded like)."""
+        """Yield (name in the state, this process's tensor, parameter it is sharded like)."""
         for i, (shard, p) in enumerate(zip(self.shards, self.parameters, strict=True)):
             slot = self.adam.state[shard]
             yield f"parameter.{i}", shard, p
@@ -103,7 +104,7 @@ class Optimiser:
             yield f"buffer.{name}", buffer, buffer
 
     def state(self) -> Iterator[tuple[str, Tensor]]:
-        """Name and whole tensor, one after the other; all processes must go through it."""
+        """Yield names and whole tensors, one after the other; all processes must iterate."""
         for name, rows, like in self._slots():
             yield name, whole(rows, like)
 
@@ -121,6 +122,6 @@ class Optimiser:
 
 
 def _kept_buffers(module: nn.Module) -> dict[str, Tensor]:
-    """Buffers that are part of a checkpoint, by name: moved by a learner, not by gradients."""
+    """Return the buffers of a checkpoint by name; a learner moves them, not gradients."""
     kept = module.state_dict(keep_vars=True)
     return {name: buffer for name, buffer in module.named_buffers() if name in kept}

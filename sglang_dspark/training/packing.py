@@ -1,7 +1,9 @@
-"""Anchor-bounded packing (paper, 5.1): a step takes a few sequences and a fixed number of anchors
-in each; their blocks are packed densely, share the context of their own sequence, and see neither
-each other nor anything at or after their anchor. Token-level indices say who sees what: no mask of
-the packed length squared exists anywhere.
+"""Pack blocks by their anchors, without a mask (anchor-bounded packing; paper, 5.1).
+
+A step has a few sequences and a fixed number of anchors in each. Their blocks are packed densely,
+share the context of their own sequence, and see neither each other nor any token at or after their
+anchor. Token-level indices define the visible tokens: there is no mask of the packed length
+squared.
 """
 
 from __future__ import annotations
@@ -18,10 +20,10 @@ Spans = Sequence[tuple[int, int]]
 
 
 def anchor_positions(answers: Spans, count: int, generator: torch.Generator) -> Tensor:
-    """`count` anchors [count] int64 in the answers, without replacement while there are enough.
+    """Draw `count` anchors [count] int64 in the answers, without replacement if there are enough.
 
-    answers: [start, end) of each answer in the sequence. Every anchor has at least one token of
-    its answer behind it. Raises ValueError when no answer has two tokens.
+    answers: [start, end) of each answer in the sequence. Every anchor has at least one token of its
+    answer after it. Raises ValueError if no answer has two tokens.
     """
     places = torch.cat([torch.arange(a, b - 1) for a, b in answers if b - a >= 2] or [_NOWHERE])
     if not len(places):
@@ -37,7 +39,7 @@ _NOWHERE = torch.empty(0, dtype=torch.long)
 
 
 def pack(responses: Sequence[Response], anchors: Sequence[Tensor], gamma: int) -> PackedBatch:
-    """Gather everything a step needs; `anchors[s]` [A_s] are positions in `responses[s]`."""
+    """Gather the tensors of a step; `anchors[s]` [A_s] are positions in `responses[s]`."""
     context: dict[str, list[Tensor]] = {
         k: [] for k in ("tokens", "features", "last_hidden", "context_positions")
     }
@@ -65,7 +67,7 @@ def pack(responses: Sequence[Response], anchors: Sequence[Tensor], gamma: int) -
 
 
 def _blocks(r: Response, p: Tensor, gamma: int) -> dict[str, Tensor]:
-    """The blocks of one sequence behind its anchors p [A]: fields of PackedBatch, [A, gamma, ..]"""
+    """Return one sequence's blocks after anchors p [A]: fields of PackedBatch, [A, gamma, ..]."""
     ends = torch.tensor([b for _, b in r.answers])
     end = ends[torch.searchsorted(ends, p, right=True)]  # of the answer the anchor is in
     at = p[:, None] + torch.arange(gamma)  # position of the input token x_{k-1}

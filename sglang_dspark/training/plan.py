@@ -1,5 +1,6 @@
-"""The order in which prompts are answered: domains interleaved by their shares, repeated prompts
-only where the answer is sampled, so that stopping early still leaves a balanced set.
+"""Order the prompts to be answered.
+
+Domains are interleaved by their shares, so that stopping early still leaves a balanced set.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ def _rows(data: DataConfig, skipped: Skipped | None) -> list[PromptRow]:
 
 
 def _require_new(row: PromptRow, first: PromptRow) -> None:
-    """A store knows a prompt by its id: of two that share one it would lack the other's answer."""
+    """Raise DSparkError if two rows share an id, by which a store identifies answers."""
     if row is not first:
         raise DSparkError(
             f"{first.where} and {row.where} have the same id {brief(row.id, 40)}: give rows ids of "
@@ -71,7 +72,7 @@ def _plain(text: str) -> str:
 
 
 def prompt_token_counts(data: DataConfig, vocab_size: int) -> Tensor:
-    """Count each token in the prompts' own words: [V] int64."""
+    """Count each token in the user turns of the prompts: [V] int64."""
     tokenizer = AutoTokenizer.from_pretrained(str(data.target))
     counts = torch.zeros(vocab_size, dtype=torch.long)
     for row in _rows(data, None):
@@ -84,11 +85,10 @@ def prompt_token_counts(data: DataConfig, vocab_size: int) -> Tensor:
 def planned_prompts(
     data: DataConfig, tokenizer: Any, skipped: Skipped | None = None
 ) -> list[Prompt]:
-    """Every prompt of the config's files once, in a seeded order with the domains' shares.
+    """Return every prompt of the config's files once, in a seeded order with the domains' shares.
 
-    skipped: called with every skipped row and the reason. Raises DSparkError at the first that
-    cannot be
-    written by the chat template when the config is strict.
+    skipped: called with every skipped row and the reason. If the config is strict, raises
+    DSparkError at the first row that the chat template cannot write.
     """
     ordered = _ordered(data, skipped)
     require_chat_template(tokenizer, data.target)
@@ -108,7 +108,7 @@ def planned_prompts(
 
 
 def _ordered(data: DataConfig, skipped: Skipped | None) -> list[PromptRow]:
-    """The rows of all files, domains interleaved."""
+    """Return the rows of all files, domains interleaved."""
     by_domain: dict[str, list[PromptRow]] = {}
     for row in _rows(data, skipped):
         by_domain.setdefault(row.domain, []).append(row)
@@ -128,7 +128,10 @@ def _ordered(data: DataConfig, skipped: Skipped | None) -> list[PromptRow]:
 def _prompt(
     row: PromptRow, data: DataConfig, tokenizer: Any, stop_ids: frozenset[int], temperature: float
 ) -> Prompt:
-    """The row in token ids; ValueError when it is too long, jinja2's when the template refuses."""
+    """Return the row in token ids.
+
+    Raises ValueError if it is too long, jinja2's error if the template rejects it.
+    """
     ids = chat_ids(tokenizer, row.opening)
     later = later_ids(tokenizer, row.turns)
     asked = len(ids) + sum(map(len, later))
@@ -141,13 +144,13 @@ def _prompt(
 
 
 def longest(data: DataConfig) -> int:
-    """Tokens of the longest conversation that the config allows."""
+    """Return the tokens of the longest conversation that the config allows."""
     return max(data.max_prompt_tokens + data.max_new_tokens + 1, data.max_tokens)
 
 
 @dataclass(frozen=True)
 class StoreSize:
-    """Bytes that a plan takes on disk at most, and what keeping logits would take."""
+    """Most bytes of a plan on disk, and the bytes that stored logits would need."""
 
     tokens: int
     bytes_per_token: int
@@ -155,15 +158,15 @@ class StoreSize:
 
     @property
     def total(self) -> int:
-        """Bytes on disk when every answer is as long as allowed."""
+        """Return the bytes on disk if every answer is as long as allowed."""
         return self.tokens * self.bytes_per_token
 
 
 def store_size(data: DataConfig, target: Any, layers: int, prompts: list[Prompt]) -> StoreSize:
-    """Size of the answers to `prompts` in the store (training/store.py has the formats).
+    """Return the size of the answers to `prompts` in the store (training/store.py has the formats).
 
-    target: its Transformers config; layers: whose states are kept. Full logits would be bfloat16
-    over the vocabulary, beside the features.
+    target: its Transformers config; layers: number of layers whose states are stored. Full logits
+    would be bfloat16 over the vocabulary, in addition to the features.
     """
     token, features = 4, 2 * layers * target.hidden_size
     kept = features + 2 * target.hidden_size + 4 if data.cache else 0

@@ -1,4 +1,4 @@
-"""Read prompts for training as token ids, and write prompts of the target's own.
+"""Read prompts for training as token ids, and prepare prompts that the target writes.
 
 A row of a file (`evaluation/prompt_files.py`) is an object with `turns` (user turns, each answered
 by the target), with `prompt`, or chat data (`evaluation/conversations.py`), whose last user turn is
@@ -36,7 +36,7 @@ class Prompt:
 
     later: for each further user turn, the ids from the end of the target's answer (the stop token
     that the chat template puts there included) to the start of the next answer.
-    answer: ids of an answer that is given, its stop token included; empty where the target answers.
+    answer: ids of an answer that is given, its stop token included; empty if the target answers.
     """
 
     id: str
@@ -52,8 +52,8 @@ class Prompt:
 class PromptRow:
     """A row of a prompt file.
 
-    turns: the user's, each to be answered. before: what was said ahead of them. answer: what the
-    row says to the last one, None without. where: file and line.
+    turns: the user's, each to be answered. before: the turns before them. answer: the row's answer
+    to the last one, or None. where: file and line.
     """
 
     id: str
@@ -65,22 +65,22 @@ class PromptRow:
 
     @property
     def asked(self) -> tuple[str, ...]:
-        """All that the user says."""
+        """Return all turns of the user."""
         return (*(text for role, text in self.before if role == "user"), *self.turns)
 
     @property
     def opening(self) -> tuple[Turn, ...]:
-        """The conversation up to the first user turn that is to be answered."""
+        """Return the conversation up to the first user turn that is to be answered."""
         return (*self.before, ("user", self.turns[0]))
 
 
 def read_prompts(
     path: Path, *, strict: bool = True, skipped: Callable[[str], None] | None = None
 ) -> list[PromptRow]:
-    """Rows of a prompt file.
+    """Return the rows of a prompt file.
 
-    A row that is broken raises DSparkError with its place and the reason when `strict`; otherwise
-    it is skipped and `skipped` gets the same line. DSparkError when no row is left.
+    If `strict`, a broken row raises DSparkError with its place and the reason. Otherwise it is
+    skipped and `skipped` gets the same line. Raises DSparkError if no row is left.
     """
     if not path.is_file():
         raise DSparkError(f"no prompt file at {path}")
@@ -124,7 +124,7 @@ def _row(file_row: FileRow, default_id: str, where: str) -> PromptRow:
 
 
 def _answer(row: dict[str, Any]) -> str | None:
-    """The answer beside `prompt`, None without one. Raises ValueError for one that has no place."""
+    """Return the answer next to `prompt`, or None. Raises ValueError if it is misplaced."""
     given = [name for name in ANSWERS if name in row]
     if not given:
         return None
@@ -146,7 +146,7 @@ def _reason(error: Exception) -> str:
 
 
 def require_chat_template(tokenizer: Any, target: Path) -> None:
-    """DSparkError when the target has none, which prompts are written with."""
+    """Raise DSparkError if the target has no chat template to write prompts with."""
     if getattr(tokenizer, "chat_template", None) is None:
         raise DSparkError(
             f"{target} has no chat template, which prompts are written with: take a model that "
@@ -155,7 +155,7 @@ def require_chat_template(tokenizer: Any, target: Path) -> None:
 
 
 def chat_ids(tokenizer: Any, turns: tuple[Turn, ...]) -> tuple[int, ...]:
-    """Token ids of a conversation, the user's turn last, up to the start of the answer."""
+    """Return token ids of a conversation, the user's turn last, up to the start of the answer."""
     messages = as_messages(turns)
     return tuple(
         tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
@@ -165,10 +165,9 @@ def chat_ids(tokenizer: Any, turns: tuple[Turn, ...]) -> tuple[int, ...]:
 def answer_ids(
     tokenizer: Any, turns: tuple[Turn, ...], answer: str, stop_ids: frozenset[int]
 ) -> tuple[int, ...]:
-    """Token ids of a given answer behind `chat_ids` of `turns`, up to its stop token.
+    """Return the token ids of a given answer after `chat_ids` of `turns`, up to its stop token.
 
-    Raises ValueError when the chat template writes a conversation with the answer otherwise than
-    it asks for it.
+    Raises ValueError if the chat template writes the prompt differently when an answer follows.
     """
     asked = tokenizer.apply_chat_template(
         as_messages(turns), tokenize=False, add_generation_prompt=True
@@ -184,7 +183,7 @@ def answer_ids(
 
 
 def later_ids(tokenizer: Any, turns: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
-    """`Prompt.later` of a conversation: what the chat template puts between two answers."""
+    """Return `Prompt.later` of a conversation: the tokens between two of its answers."""
     if len(turns) == 1:
         return ()
     mark = "\u241f"
@@ -205,7 +204,7 @@ def later_ids(tokenizer: Any, turns: tuple[str, ...]) -> tuple[tuple[int, ...], 
 
 
 def user_turn_prefix(tokenizer: Any) -> tuple[int, ...]:
-    """Token ids of a conversation up to the start of the user's words."""
+    """Return the token ids of a conversation up to the start of the user's words."""
     mark = "\u241f"
     text = tokenizer.apply_chat_template(
         [{"role": "user", "content": mark}], tokenize=False, add_generation_prompt=False

@@ -11,7 +11,7 @@ _PACKAGES = ("numpy", "safetensors", "torch", "transformers", "sglang-dspark")
 
 
 def environment() -> dict[str, str]:
-    """Versions and machine that a run depends on."""
+    """Return the versions and machine that a run depends on."""
     found = {name: version(name) for name in _PACKAGES}
     return found | {
         "python": platform.python_version(),

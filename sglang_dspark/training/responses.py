@@ -1,10 +1,11 @@
-"""Responses by the target, with continuous batching; the hidden states that training needs are kept
-as they pass by, so that no second pass over the data is made (paper, 5.1). In a conversation the
-target answers each user turn and later turns see the answers before them. An answer that is given
-is read instead, all at once.
+"""Generate responses of the target with continuous batching.
 
-A prompt's answers are sampled with numbers of its own, independent of other requests: a run that
-goes on makes the answers of one that was never stopped, rounding aside.
+The hidden states that training needs are saved while decoding, so that no second pass over the data
+is made (paper, 5.1). In a conversation the target answers each user turn, and later turns see the
+answers before them. A given answer is read instead, all at once.
+
+A prompt's answers are sampled with its own random numbers, independent of other requests. So a run
+that continues makes the answers of one that was never stopped, up to rounding.
 """
 
 from __future__ import annotations
@@ -26,8 +27,7 @@ _ROWS = 64  # hidden states that go through the LM head at a time
 
 @dataclass
 class _Slot:
-    """A conversation in flight: its tokens so far, where its current answer began, and the answers
-    before that."""
+    """A conversation in flight: its tokens, its current answer's start, and earlier answers."""
 
     prompt: Prompt
     tokens: list[int]
@@ -36,7 +36,7 @@ class _Slot:
 
 
 class ResponseGenerator:
-    """Fills `rows` slots from a stream of prompts and yields each sequence as it ends."""
+    """`rows` slots, filled from a stream of prompts; each sequence is yielded as it ends."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class ResponseGenerator:
         self.lens = torch.zeros(rows, dtype=torch.long, device=self.device)
         self.temperature = torch.zeros(rows, device=self.device)
         self.seed = seed
-        # of the token at each place of each row
+        # for sampling the token at each place of each row
         self.uniforms = torch.zeros(rows, max_len + 1, dtype=torch.float64, device=self.device)
         width = len(target.layer_ids) * target.config.hidden_size
         size = (rows, max_len) if keep_states else (rows, 0)
@@ -91,8 +91,8 @@ class ResponseGenerator:
         self.temperature[rows] = torch.tensor(temperatures, device=self.device)
         self.uniforms[rows] = torch.stack([self._draws(p.id) for _, p in batch]).to(self.device)
         self.lens[rows] = 0
-        self.log_partition[rows] = 0  # of the last conversation, and of steps without any
-        # of an answer that is given all but the last token: nothing is predicted from it
+        self.log_partition[rows] = 0  # of the last conversation, and of idle steps
+        # a given answer is read without its last token: nothing is predicted from it
         texts = [[*p.ids, *p.answer[:-1]] for _, p in batch]
         chosen = self._read(rows, texts, [len(p.ids) - 1 for _, p in batch])
         for (i, prompt), token in zip(batch, chosen.tolist(), strict=True):
@@ -100,7 +100,7 @@ class ResponseGenerator:
             self.slots[i] = _Slot(prompt, [*prompt.ids, *answer], len(prompt.ids))
 
     def _draws(self, prompt_id: str) -> Tensor:
-        """Uniforms [max_len + 1] that a prompt's answers are sampled with, on the CPU."""
+        """Return the uniforms [max_len + 1] of a prompt's answers, on the CPU."""
         digest = hashlib.sha256(f"{self.seed} {prompt_id}".encode()).digest()
         generator = torch.Generator().manual_seed(int.from_bytes(digest[:8]))
         return torch.rand(self.uniforms.shape[1], generator=generator, dtype=torch.float64)
@@ -108,9 +108,9 @@ class ResponseGenerator:
     def _read(
         self, rows: Tensor, texts: Sequence[Sequence[int]], firsts: Sequence[int] | None = None
     ) -> Tensor:
-        """Take in more tokens of each row, behind what it has; the token sampled after them [R].
+        """Read more tokens of each row after its present ones; return the tokens sampled next [R].
 
-        firsts: of each text, from which token on the partition function is kept; None: the last.
+        firsts: of each text, the token from which the partition function is saved; None: the last.
         """
         sizes = torch.tensor([len(ids) for ids in texts], device=self.device)
         tokens = torch.zeros(len(texts), int(sizes.max()), dtype=torch.long)
@@ -133,21 +133,23 @@ class ResponseGenerator:
         return self._sample(logits, self.temperature[rows], self.uniforms[rows, self.lens[rows]])
 
     def _keep_partition(self, row: Tensor, start: int, hidden: Tensor) -> None:
-        """logsumexp of the logits after hidden [n, d], the row's positions from `start` on."""
-        for offset in range(0, len(hidden) - 1, _ROWS):  # the last one is kept already
+        """Save logsumexp of the logits after hidden [n, d], at the row's positions from `start`."""
+        for offset in range(0, len(hidden) - 1, _ROWS):  # the last one is saved already
             logits = self.target.logits(hidden[offset : offset + _ROWS])
             at = start + offset
             self.log_partition[row, at : at + len(logits)] = logits.logsumexp(-1)
 
     def _next_turn(self, i: int, slot: _Slot) -> bool:
-        """Close the slot's answer and read the next user turn; False after the last, or when the
-        conversation would not fit."""
+        """Close the slot's answer and read the next user turn.
+
+        Returns False after the last turn, or if the conversation would not fit.
+        """
         slot.turns.append((slot.began, len(slot.tokens)))
         if len(slot.turns) > len(slot.prompt.later):
             return False
         later = slot.prompt.later[len(slot.turns) - 1]
         if slot.tokens[-1] in self.stop_ids and later[0] in self.stop_ids:
-            later = later[1:]  # an answer that was cut short lacks it
+            later = later[1:]  # only a truncated answer lacks the stop token
         if len(slot.tokens) + len(later) + 1 >= self.max_len:
             return False
         row = torch.tensor([i], device=self.device)
@@ -175,7 +177,7 @@ class ResponseGenerator:
         self.lens += torch.tensor([slot is not None for slot in self.slots], device=self.device)
 
     def _sample(self, logits: Tensor, temperature: Tensor, uniforms: Tensor) -> Tensor:
-        """logits [R, V], temperature [R] (0: greedy), uniforms [R] -> token ids [R]."""
+        """Sample token ids [R]: logits [R, V], temperature [R] (0: greedy), uniforms [R]."""
         greedy = logits.argmax(-1)
         hot = temperature > 0
         if hot.any():

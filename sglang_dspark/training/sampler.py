@@ -1,4 +1,4 @@
-"""Endless shuffled passes over the stored sequences, with anchors drawn for each; restorable."""
+"""Draw stored sequences in endless shuffled passes, with anchors for each; restorable."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sglang_dspark.training.distributed import World
 from sglang_dspark.training.packing import anchor_positions
 from sglang_dspark.training.store import StoreReader, subset
 
-_LEAST_ANSWER = 3  # tokens: an anchor, a drafted token and one behind it
+_LEAST_ANSWER = 3  # tokens: an anchor, a drafted token and one after it
 
 
 @dataclass(frozen=True)
@@ -29,9 +29,9 @@ def usable(reader: StoreReader, index: int) -> bool:
 
 
 class Sampler:
-    """Draws the same for every process that has the same seed.
+    """Draws that are equal in all processes with the same seed.
 
-    Each pass looks at the store anew, so training can start while responses are still being made.
+    Each pass reads the store's index again, so training can start while responses are still made.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class Sampler:
         self._order: list[int] = []
 
     def draw(self, sequences: int, anchors: int) -> list[Draw]:
-        """The next `sequences` with something to learn from, `anchors` in each."""
+        """Draw the next `sequences` that are usable, with `anchors` anchors in each."""
         found: list[int] = []
         barren = 0
         while len(found) < sequences:
@@ -54,7 +54,7 @@ class Sampler:
                 found.append(index)
                 barren = 0
             elif (barren := barren + 1) >= 2 * len(self.reader):
-                # The end of one pass and the beginning of the next may both be of short answers.
+                # The end of one pass and the start of the next may both have short answers only.
                 raise DSparkError(
                     f"{self.reader.path}: no answer has {_LEAST_ANSWER} tokens to learn from; "
                     "raise data.max_new_tokens and run `dspark train data` into another store"
@@ -72,7 +72,7 @@ class Sampler:
         self._order = [kept[i] for i in order.tolist()]
 
     def state(self) -> dict[str, Tensor]:
-        """Everything needed to continue with the same sequences and anchors."""
+        """Return the state that continues with the same sequences and anchors."""
         return {
             "order": torch.tensor(self._order, dtype=torch.long),
             "generator": self.generator.get_state(),

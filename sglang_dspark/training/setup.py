@@ -1,4 +1,4 @@
-"""Everything a training run needs before its first step: store, target weights, learner, start."""
+"""Prepare a training run: store, target weights, learner, and the state to resume."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ from sglang_dspark.training.states import ComputedStates, StateSource, StoredSta
 from sglang_dspark.training.store import StoreReader, check_meta, subset
 from sglang_dspark.training.trainer import Trainer
 
-# The draft vocabulary is counted over answers and prompts: answers are what is drafted, but there
-# are few of them when training starts beside data generation.
+# The draft vocabulary is counted over answers and prompts: drafts are parts of answers, but there
+# are few answers if training starts during data generation.
 ANSWER_WEIGHT = 8
 
 
 def prepare(cfg: RunConfig, *, world: World | None = None, commit: str = "") -> tuple[Trainer, str]:
-    """A trainer ready to run (resumed when the run directory has a state) and one line about it.
+    """Return a trainer ready to run (resumed if the run directory has a state) and a line about it.
 
-    commit: of the code, for the run directory. Raises DSparkError when store, target and config do
+    commit: of the code, for the run directory. Raises DSparkError if store, target and config do
     not belong together.
     """
     world = world or World.join(cfg.schedule.device)
@@ -75,7 +75,7 @@ def prepare(cfg: RunConfig, *, world: World | None = None, commit: str = "") -> 
 
 
 def _open_store(cfg: RunConfig) -> tuple[StoreReader, dict[str, object]]:
-    """The store, when it belongs to the target; and what was checked of it."""
+    """Open the store, if it belongs to the target; also return the fields that were checked."""
     expected: dict[str, object] = {
         "target_sha256": target_sha256(cfg.data.target),
         "tokenizer_sha256": tokenizer_sha256(cfg.data.target),
@@ -96,7 +96,7 @@ def _open_store(cfg: RunConfig) -> tuple[StoreReader, dict[str, object]]:
 
 
 def _target(cfg: RunConfig, world: World) -> TargetModel:
-    """The target; it computes only where states are not stored, and lies on the device then."""
+    """Load the target; it computes only if states are not stored, then on the device."""
     if cfg.data.cache:
         return TargetModel.load(cfg.data.target)
     return TargetModel.load(
@@ -108,9 +108,9 @@ def _target(cfg: RunConfig, world: World) -> TargetModel:
 
 
 def _vocabulary(cfg: RunConfig, counts: Tensor, world: World, *, fresh: bool) -> Tensor | None:
-    """Ids of the reduced draft vocabulary, kept in the run directory beside the state.
+    """Return ids of the reduced draft vocabulary, saved in the run directory next to the state.
 
-    fresh: there is no state yet, so they are chosen anew, even where an earlier run left a file.
+    fresh: there is no state yet, so they are chosen again, even if an earlier run left a file.
     """
     size, wanted = len(counts), cfg.drafter.draft_vocab
     if wanted is None or wanted >= size:
@@ -130,7 +130,7 @@ def _vocabulary(cfg: RunConfig, counts: Tensor, world: World, *, fresh: bool) ->
 
 
 def _held_out(cfg: RunConfig, reader: StoreReader) -> list[Draw]:
-    """Sequences never trained on, with anchors that are the same in every run."""
+    """Return sequences never trained on, with anchors that are the same in every run."""
     s = cfg.schedule
     generator = torch.Generator().manual_seed(s.seed + 1)
     _, held = subset(reader.rows, s.held_out_every)
@@ -152,7 +152,7 @@ def _note(sequences: int, counts: Tensor, vocabulary: Tensor | None) -> str:
 def _record(
     cfg: RunConfig, expected: dict[str, object], sequences: int, commit: str, world: World
 ) -> dict[str, object]:
-    """Content of `run.json`: how a drafter was made."""
+    """Return the content of `run.json`: how a drafter was made."""
     return {
         "argv": sys.argv,
         "commit": commit,

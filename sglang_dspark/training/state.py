@@ -1,4 +1,4 @@
-"""The resumable state of a run: one safetensors file, written by the leading process."""
+"""Save and load the state of a run: one safetensors file, written by the leading process."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def state_file(cfg: RunConfig) -> Path:
 def save_state(
     cfg: RunConfig, step: int, optimiser: Optimiser, sampler: Sampler, world: World
 ) -> None:
-    """Write everything needed to continue exactly; all processes must call it."""
+    """Write all that is needed to continue exactly; all processes must call it."""
     state: dict[str, Tensor] = {f"sampler.{k}": v for k, v in sampler.state().items()}
     for name, tensor in optimiser.state():
         if world.leads:
@@ -45,9 +45,9 @@ def save_state(
 
 
 def check_state(cfg: RunConfig, reader: StoreReader) -> int | None:
-    """Steps done by the run directory's state, None without one.
+    """Return the steps done by the run directory's state, or None if there is no state.
 
-    reader: of answers of the run's target. Raises DSparkError when the state is of another drafter,
+    reader: of answers of the run's target. Raises DSparkError if the state is of another drafter,
     target, objective or split of the answers, or cannot be read.
     """
     file = state_file(cfg)
@@ -67,7 +67,7 @@ def check_state(cfg: RunConfig, reader: StoreReader) -> int | None:
     if averaged != bool(cfg.schedule.ema):
         raise DSparkError(f"{file} was made with schedule.ema {then['schedule']['ema']}; keep it")
     _require_same(file, "target_sha256", meta, reader.meta)
-    for name in ("held_out_every", "seed"):  # with others it would train on what it held out
+    for name in ("held_out_every", "seed"):  # with others it would train on held-out answers
         _require_same(file, name, then["schedule"], dict(cfg.schedule))
     if trained != cfg.objective:
         was, now = _weights(trained), _weights(cfg.objective)
@@ -79,7 +79,7 @@ def check_state(cfg: RunConfig, reader: StoreReader) -> int | None:
 
 
 def _differing(then: DrafterShape, now: DrafterShape) -> str:
-    """Fields that two shapes of a kind do not agree in, in brackets."""
+    """List the fields in which two shapes of a kind differ, in brackets."""
     if then.kind != now.kind:
         return f" (kind {then.kind}, here {now.kind})"
     pairs = [(name, was, getattr(now, name)) for name, was in then]
@@ -87,7 +87,7 @@ def _differing(then: DrafterShape, now: DrafterShape) -> str:
 
 
 def _require_same(file: Path, name: str, then: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Compare a field that both have; files of earlier versions may lack it."""
+    """Raise DSparkError if a field differs; files of earlier versions may lack it."""
     if name in then and name in now and then[name] != now[name]:
         raise DSparkError(
             f"{file} was trained with {name} {brief(then[name])}, here it is {brief(now[name])}: "
@@ -96,7 +96,7 @@ def _require_same(file: Path, name: str, then: Mapping[str, Any], now: Mapping[s
 
 
 def _objective(meta: dict[str, str], config: dict[str, Any]) -> ObjectiveConfig:
-    """The objective a state was trained with, in today's weights."""
+    """Return the objective a state was trained with, in today's weights."""
     found = ObjectiveConfig.model_validate(config["objective"])
     if "format" in meta:
         return found

@@ -1,5 +1,7 @@
-"""Sources of the target's states of a step: the store, or the target itself, run over the
-stored tokens in the training step (no cache on disk at all; paper, 5.1).
+"""Provide the target's states of a step: stored ones, or computed ones.
+
+To compute them, the target runs over the stored tokens in the training step (no cache on disk;
+paper, 5.1).
 """
 
 from __future__ import annotations
@@ -20,15 +22,15 @@ _ROWS = 64  # hidden states that go through the LM head at a time
 
 
 class StateSource(Protocol):
-    """Packs drawn sequences."""
+    """A source of packed batches of drawn sequences."""
 
     def batch(self, draws: Sequence[Draw], gamma: int) -> PackedBatch:
-        """The draws' contexts and blocks, with states."""
+        """Return the draws' contexts and blocks, with states."""
         ...
 
 
 class StoredStates:
-    """States as they were kept when the answers were made."""
+    """States that were stored when the answers were made."""
 
     def __init__(self, reader: StoreReader):
         self.reader = reader
@@ -40,7 +42,7 @@ class StoredStates:
 
 
 class ComputedStates:
-    """States computed anew, rounded as the store rounds them."""
+    """States computed again, rounded as in the store."""
 
     def __init__(self, reader: StoreReader, target: TargetModel):
         self.reader, self.target = reader, target

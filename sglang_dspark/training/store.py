@@ -1,11 +1,11 @@
-"""On-disk store of target responses with the hidden states that training needs (paper, 5.1).
+"""Store target responses on disk with the hidden states that training needs (paper, 5.1).
 
-A shard holds many sequences end to end: `tokens` [N] int32; `features` [N, m*d] and `hidden`
-[N, d] bfloat16, the last hidden state before the LM head; `log_partition` [N] float32, the
-logsumexp of the logits, which themselves are never stored; `starts` [S+1] and `prompt_lens` [S]
-int64. `meta.json` carries provenance and is checked on every open. A store without cache has tokens
-only. `index.jsonl` has a line per sequence: id, domain, temperature, shard, row in it, length, and
-for conversations of several turns the [start, end) of each answer.
+A shard holds many sequences end to end: `tokens` [N] int32; `features` [N, m*d] and `hidden` [N, d]
+bfloat16, the last hidden state before the LM head; `log_partition` [N] float32, the logsumexp of
+the logits, which themselves are never stored; `starts` [S+1] and `prompt_lens` [S] int64.
+`meta.json` has the provenance and is checked on every open. A store without cache has tokens only.
+`index.jsonl` has a line per sequence: id, domain, temperature, shard, row in it, length, and for
+conversations of several turns the [start, end) of each answer.
 """
 
 from __future__ import annotations
@@ -28,8 +28,11 @@ from sglang_dspark.training.files import disk_error, write_json, write_tensors
 
 @dataclass(frozen=True)
 class Response:
-    """One prompt with its answer. features[i], hidden[i] belong to tokens[i]; the last token has
-    none of its own (zeros), as nothing is predicted from it."""
+    """One prompt with its answer.
+
+    features[i], hidden[i] belong to tokens[i]; the last token's are zeros, as nothing is predicted
+    from it.
+    """
 
     id: str
     domain: str
@@ -43,16 +46,19 @@ class Response:
 
     @property
     def answers(self) -> tuple[tuple[int, int], ...]:
-        """[start, end) of each answer of the target; one, from prompt_len on, unless told."""
+        """Return [start, end) of each answer of the target; by default one, from prompt_len on."""
         return self.turns or ((self.prompt_len, len(self.tokens)),)
 
 
 class StoreWriter:
-    """Appends shards to a directory; a run that goes on skips the prompts already answered."""
+    """Appends shards to a directory; a run that continues skips answered prompts."""
 
     def __init__(self, path: Path, meta: dict[str, Any], sequences_per_shard: int = 256):
-        """meta: provenance; `cached` False keeps tokens only. DSparkError when the directory has
-        answers of another target or with other states."""
+        """Open the directory.
+
+        meta: provenance; `cached` False stores tokens only. Raises DSparkError if the directory has
+        answers of another target or with other states.
+        """
         path.mkdir(parents=True, exist_ok=True)
         self.path, self.per_shard = path, sequences_per_shard
         self.pending: list[Response] = []
@@ -71,7 +77,7 @@ class StoreWriter:
             self.flush()
 
     def flush(self) -> None:
-        """Write what is queued as one shard and add it to the index."""
+        """Write the queued sequences as one shard and add them to the index."""
         if not self.pending:
             return
         batch, self.pending = self.pending, []
@@ -109,7 +115,7 @@ class StoreWriter:
 
 
 def _drop_torn_line(index: Path) -> None:
-    """Cut a last line that a killed run left unfinished, so that the next one stands alone."""
+    """Cut a last line that a killed run left unfinished, before a new line is appended."""
     if not index.exists():
         return
     text = index.read_bytes()
@@ -120,7 +126,7 @@ def _drop_torn_line(index: Path) -> None:
 
 
 def read_index(path: Path) -> list[dict[str, Any]]:
-    """Rows of the index, one a sequence; a torn last line (killed run) is ignored."""
+    """Return the index's rows, one per sequence; an unfinished last line is ignored."""
     index = path / "index.jsonl"
     if not index.exists():
         return []
@@ -139,9 +145,9 @@ _UNLIKE = {
 
 
 def check_meta(path: Path, expected: dict[str, Any]) -> dict[str, Any]:
-    """The store's provenance; DSparkError when it was made for another target or other layers.
+    """Return the store's provenance. Raises DSparkError if it is of another target or other layers.
 
-    What an older store does not tell (its tokenizer, whose answers) is not held against it.
+    Fields that an older store lacks (its tokenizer, the source of answers) are not compared.
     """
     file = path / "meta.json"
     if not file.is_file():
@@ -160,8 +166,7 @@ def check_meta(path: Path, expected: dict[str, Any]) -> dict[str, Any]:
 
 @contextmanager
 def _reading_sequence(path: Path) -> Iterator[None]:
-    """Around reads of a store's sequence: what its index row or its shard lacks becomes a
-    DSparkError."""
+    """Turn errors of reading a sequence, from its index row or shard, into a DSparkError."""
     fix = "make the store again"
     try:
         with reading(path, "whole response store", fix):
@@ -181,7 +186,7 @@ class StoreReader:
         self.refresh()
 
     def refresh(self) -> None:
-        """Look for shards written since."""
+        """Read the index again, for shards written since. Raises DSparkError if it is empty."""
         self.rows = read_index(self.path)
         if not self.rows:
             raise DSparkError(f"{self.path} holds no sequences yet; run `dspark train data`")
@@ -200,7 +205,7 @@ class StoreReader:
         return len(self.rows)
 
     def tokens(self, i: int) -> tuple[Tensor, int]:
-        """Token ids [n] and prompt length of sequence i, without its states."""
+        """Return token ids [n] and prompt length of sequence i, without its states."""
         with _reading_sequence(self.path):
             row = self.rows[i]
             handle, starts, prompts = self._shard(row["shard"])
@@ -208,7 +213,7 @@ class StoreReader:
             return handle.get_slice("tokens")[a:b].long(), int(prompts[row["i"]])
 
     def answers(self, i: int) -> tuple[tuple[int, int], ...]:
-        """[start, end) of the target's answers in sequence i."""
+        """Return [start, end) of the target's answers in sequence i."""
         with _reading_sequence(self.path):
             row = self.rows[i]
             if "answers" in row:
@@ -217,7 +222,7 @@ class StoreReader:
             return ((int(prompts[row["i"]]), row["n"]),)
 
     def bare(self, i: int) -> Response:
-        """Sequence i without states (tensors of no columns)."""
+        """Return sequence i without states (tensors of no columns)."""
         tokens, prompt_len = self.tokens(i)
         none = torch.empty(len(tokens), 0, dtype=torch.bfloat16)
         with _reading_sequence(self.path):
@@ -235,7 +240,7 @@ class StoreReader:
             )
 
     def __getitem__(self, i: int) -> Response:
-        """Sequence i with its states; DSparkError when the store was made without."""
+        """Return sequence i with its states. Raises DSparkError if the store has none."""
         if not self.meta["cached"]:
             raise DSparkError(f"{self.path} was made without states; set data.cache: false")
         bare = self.bare(i)
@@ -251,7 +256,7 @@ class StoreReader:
 
 
 def subset(rows: Sequence[dict[str, Any]], held_out_every: int) -> tuple[list[int], list[int]]:
-    """Indices for training and for validation: every `held_out_every`-th sequence is held out."""
+    """Split indices for training and validation: every `held_out_every`-th one is held out."""
     every = range(len(rows))
     held = [i for i in every if i % held_out_every == held_out_every - 1]
     kept = [i for i in every if i % held_out_every != held_out_every - 1]

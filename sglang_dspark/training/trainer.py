@@ -1,5 +1,6 @@
-"""The training loop of every kind of drafter, in one process or many: draw, pack, losses, update;
-held-out measurement; exact resume.
+"""Train every kind of drafter, in one process or many: draw, pack, losses, update.
+
+The loop also measures on held-out sequences and resumes exactly.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ Report = Callable[[int, dict[str, float]], None]
 
 
 class _Step(nn.Module):
-    """The learner's forward pass as that of a module, where FSDP gathers the parameters."""
+    """The learner's forward pass as a module, so that FSDP gathers the parameters."""
 
     def __init__(self, learner: Learner):
         super().__init__()
@@ -47,7 +48,7 @@ class _Step(nn.Module):
 
 
 class Trainer:
-    """`run` goes on from the last checkpoint in the run directory, if `resume` found one.
+    """The training loop; `run` continues from the last checkpoint, if `resume` found one.
 
     half: products in bfloat16. held_out: draws to measure on, never trained on.
     """
@@ -77,16 +78,16 @@ class Trainer:
         self.step = 0
 
     def losses(self, draws: Sequence[Draw]) -> tuple[LossParts, Tensor]:
-        """Losses over this process's share of the draws, and what of it is valid [P, gamma]."""
+        """Return the losses of this process's share of the draws, and their validity [P, gamma]."""
         mine = draws[self.world.rank :: self.world.size]
         batch = self.source.batch(mine, self.learner.gamma).to(self.world.device)
         with torch.autocast(self.world.device.type, torch.bfloat16, enabled=self.half):
             return LossParts(*self._forward(batch)), batch.valid
 
     def train_step(self) -> Tensor:
-        """One optimiser step; the sums of `block_sums` over all processes.
+        """Run one optimiser step; return the sums of `block_sums` over all processes.
 
-        Raises DSparkError on a loss that is not finite, before anything is changed by it.
+        Raises DSparkError on a loss that is not finite, before the weights change.
         """
         s = self.cfg.schedule
         parts, valid = self.losses(self.sampler.draw(s.sequences_per_step, s.anchors_per_sequence))
@@ -97,7 +98,7 @@ class Trainer:
                 "lower schedule.learning_rate and start again to go on from it"
             )
         # A process's loss is a mean over its own weight and FSDP averages gradients, but the step
-        # is on the mean over all weight.
+        # uses the mean over all weight.
         share = parts.weight.double() * self.world.size / sums[1]
         (parts.total * share.float()).backward()
         self.learner.after_backward()
@@ -107,7 +108,7 @@ class Trainer:
 
     @torch.no_grad()
     def validate(self) -> dict[str, float]:
-        """Loss, tau and calibration error of the averaged weights on the held-out draws."""
+        """Return loss, tau and calibration error of the averaged weights on held-out draws."""
         if not self.held_out:
             return {}
         device, per = self.world.device, self.cfg.schedule.sequences_per_step
@@ -117,7 +118,7 @@ class Trainer:
             for start in range(0, len(self.held_out), per):
                 draws = self.held_out[start : start + per]
                 if len(draws) < self.world.size:
-                    break  # a process without a sequence could not take part
+                    break  # every process needs a sequence
                 parts, valid = self.losses(draws)
                 sums += block_sums(parts, valid)
                 bins = bins + survival_sums(parts, valid)
@@ -134,7 +135,7 @@ class Trainer:
         """Train to the configured number of steps, reporting running means and saving state."""
         s = self.cfg.schedule
         if self.step >= s.steps:
-            self.export()  # a run may have been stopped behind its last state
+            self.export()  # a run may have been stopped after its last state
         since, first, seen = time.monotonic(), self.step, []
         reported = since
         while self.step < s.steps:

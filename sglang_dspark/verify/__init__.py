@@ -1,8 +1,8 @@
-"""Verification: which drafts the target keeps and which token follows them (paper, 3.1).
+"""Verify drafts: the accept rules and the token that follows accepted drafts (paper, 3.1).
 
 `greedy` is the accept rule of greedy requests, `rejection` and `block` are those of sampled ones,
-`sampling` builds the distribution that plain decoding would sample from.
-`docs/losslessness.md` has the proof that the rules change nothing in the output distribution.
+`sampling` builds the distribution that plain decoding would sample from. `docs/losslessness.md` has
+the proof that the rules do not change the output distribution.
 """
 
 from sglang_dspark.verify.acceptance import Acceptance

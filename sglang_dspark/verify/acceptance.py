@@ -1,4 +1,4 @@
-"""The outcome of one verify step, common to the greedy and the sampled accept rule."""
+"""Define the outcome of a verify step, common to the greedy and the sampled accept rules."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Acceptance:
     """Tokens that a verify step emits for each request: `accepted` drafts, then one bonus token.
 
     accepted: [R] int64, number of accepted drafts, 0 <= accepted_r <= l_r.
-    bonus:    [R] int64, the target's own token behind them: the correction after a rejection,
+    bonus:    [R] int64, the target's own token after them: the correction after a rejection,
               the bonus after full acceptance.
     """
 
@@ -29,14 +29,14 @@ class Acceptance:
 
     @property
     def emitted(self) -> Tensor:
-        """Tokens emitted by the step, bonus included: [R] int64, at least 1."""
+        """Return the number of tokens emitted by the step, bonus included: [R] int64, >= 1."""
         return self.accepted + 1
 
     def tokens(self, draft: Tensor) -> Tensor:
-        """Emitted tokens, left-aligned: [R, gamma + 1] int64.
+        """Return the emitted tokens, left-aligned: [R, gamma + 1] int64.
 
         draft: [R, gamma]. Row r holds its accepted drafts and then the bonus; entries from
-        `emitted[r]` on repeat the bonus and mean nothing.
+        `emitted[r]` on repeat the bonus and must be ignored.
         """
         gamma = draft.shape[1]
         column = torch.arange(gamma + 1, device=draft.device)  # [gamma + 1]
@@ -46,12 +46,12 @@ class Acceptance:
 
 
 def leading_accepts(accept: Tensor, verify_lens: Tensor | None, *, checked: bool = True) -> Tensor:
-    """Length of the leading run of accepted drafts inside each verify window.
+    """Count the leading accepted drafts inside each verify window.
 
     accept: [R, gamma] bool, the verdict on each draft by itself.
     verify_lens: [R] int64 in 0..gamma, drafts admitted; None means gamma for every row.
-    checked: whether the lengths' values are looked at, for which an accelerator would be waited.
-    Returns [R] int64. Raises ValueError when a verify length lies outside 0..gamma.
+    checked: validate the lengths' values, which waits for an accelerator.
+    Returns [R] int64. If checked, raises ValueError if a verify length is outside 0..gamma.
     """
     if verify_lens is not None:
         limits = window_limits(verify_lens, accept, checked=checked)
@@ -61,7 +61,7 @@ def leading_accepts(accept: Tensor, verify_lens: Tensor | None, *, checked: bool
 
 
 def window_limits(verify_lens: Tensor | None, draft: Tensor, *, checked: bool = True) -> Tensor:
-    """Drafts admitted of each row of draft [R, gamma]: verify_lens, or gamma for None; [R] int64.
+    """Return the drafts admitted per row of draft [R, gamma], gamma without verify_lens: [R] int64.
 
     Raises ValueError on lengths of another shape and, if `checked`, outside 0..gamma.
     """

@@ -1,4 +1,4 @@
-"""Greedy accept rule: keep drafts while they equal the target's argmax (paper, 3.1, T = 0)."""
+"""Accept greedy drafts while they equal the target's argmax (paper, 3.1, T = 0)."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ def accept_greedy(
     """Accept the leading drafts that the target would have chosen itself.
 
     draft: [R, gamma] token ids. target_argmax: [R, gamma + 1] argmax of the target after the
-    anchor and after each draft; row r is read up to column l_r only, the rest may hold anything.
+    anchor and after each draft; row r is read up to column l_r only, the rest is ignored.
     verify_lens: [R] int64 in 0..gamma (l_r, drafts admitted), None for gamma everywhere.
-    checked: whether values are looked at, for which an accelerator would be waited.
+    checked: validate values, which waits for an accelerator.
 
     The bonus is the argmax in the column after the last accepted draft, so the emitted tokens
-    are exactly those of plain greedy decoding. Raises ValueError on shapes that do not fit.
+    are exactly those of plain greedy decoding. Raises ValueError on mismatched shapes.
     """
     rows, gamma = draft.shape
     if target_argmax.shape != (rows, gamma + 1):

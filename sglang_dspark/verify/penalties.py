@@ -1,9 +1,9 @@
-"""Penalties row by row of a verify window, from counts of output tokens, on any device.
+"""Penalise a verify window row by row, from counts of output tokens, on any device.
 
-What plain decoding does to the row behind a prefix (sglang/srt/sampling/penaltylib) depends
-on the prefix's output tokens, drafts of the same window included: the frequency and presence
-penalties are subtracted, stop tokens are forbidden below min_new_tokens, then the repetition
-penalty scales what was seen.
+Plain decoding penalises the row after a prefix by the prefix's output tokens
+(sglang/srt/sampling/penaltylib), here including drafts of the same window. The frequency and
+presence penalties are subtracted, stop tokens are forbidden below min_new_tokens, then the
+repetition penalty scales seen tokens.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ class Penalties:
     """Settings of P requests.
 
     frequency, presence, repetition: [P, 1] float32, repetition > 0. minimum: [P, 1] int64, output
-    tokens before which none of `stops` [P, S] int64 may come; a shorter list repeats a token, and a
-    request without any has minimum 0.
+    tokens before which `stops` [P, S] int64 are forbidden. A shorter list of stops repeats a token,
+    and a request without stops has minimum 0.
     """
 
     frequency: Tensor
@@ -30,7 +30,7 @@ class Penalties:
     stops: Tensor
 
     def of(self, part: slice) -> Penalties:
-        """Settings of some of the requests."""
+        """Return the settings of a part of the requests."""
         return Penalties(
             self.frequency[part],
             self.presence[part],
@@ -52,16 +52,16 @@ def penalise_windows(
     outputs: Tensor,
     penalties: Penalties,
 ) -> None:
-    """Penalise the logits of P requests' windows in place, each row for the tokens in front of it.
+    """Penalise the logits of P requests' windows in place, each row for the tokens before it.
 
     logits: [R, W, V] float, W = gamma + 1 rows each. rows: [P] int64, the requests' places among R.
-    window: [R, W] int64, anchors and drafts. counts: [P, V] of any type, how often each token was
-    put out, anchor included. outputs: [P] int64, how many tokens that were. No value is looked at.
-    Rows behind what was verified are penalised as well, and mean nothing.
+    window: [R, W] int64, anchors and drafts. counts: [P, V] of any type, occurrences of each output
+    token, anchor included. outputs: [P] int64, number of output tokens. The host reads no value.
+    Rows after the verified ones are penalised too and must be ignored.
     """
     seen = counts.to(torch.float32, copy=True)  # [P, V]
     one = seen.new_ones(len(rows), 1)
-    # Place by place: whole windows at once would take the memory of the logits several times.
+    # One place at a time: whole windows would need several times the memory of the logits.
     for place in range(window.shape[1]):
         if place > 0:
             seen.scatter_add_(1, window[rows, place, None], one)
@@ -71,7 +71,7 @@ def penalise_windows(
 
 
 def _penalised(row: Tensor, seen: Tensor, short: Tensor, penalties: Penalties) -> Tensor:
-    """Rows [P, V] float32 behind tokens `seen` [P, V] times; short [P, 1]: no stop token yet."""
+    """Penalise rows [P, V] float32 by counts `seen` [P, V]; short [P, 1]: forbid stop tokens."""
     once = seen > 0
     row = row - penalties.frequency * seen - penalties.presence * once
     stops = row.gather(1, penalties.stops).masked_fill(short, -torch.inf)

@@ -1,9 +1,9 @@
-"""Sampled accept rule: chain rejection sampling (Leviathan et al. 2023; paper, 3.1, T > 0).
+"""Accept sampled drafts by chain rejection sampling (Leviathan et al. 2023; paper, 3.1, T > 0).
 
-Draft x_k ~ p_d is kept with probability min(1, p_t(x_k) / p_d(x_k)). After the first rejection
-the correction comes from the normalised residual max(p_t - p_d, 0); a row whose whole verify
-window was accepted draws its bonus from p_t itself. All randomness comes in as uniforms, so a
-result is a deterministic function of the arguments.
+Draft x_k ~ p_d is kept with probability min(1, p_t(x_k) / p_d(x_k)). After the first rejection the
+correction is drawn from the normalised residual max(p_t - p_d, 0). A row whose whole verify window
+was accepted draws its bonus from p_t itself. All randomness is passed as uniforms, so a result is a
+deterministic function of the arguments.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ def accept_sampled(
     """Accept drafts so that the emitted tokens follow the target's distribution exactly.
 
     draft: [R, gamma] token ids, row r sampled from draft_probs[r, 0], draft_probs[r, 1], ...
-    draft_probs: [R, gamma, V], the distribution each draft was really sampled from. None says
+    draft_probs: [R, gamma, V], the distribution each draft was really sampled from. None means
         that the drafts are argmax choices, whose distribution is one-hot.
     target_probs: [R, gamma + 1, V] from `sampling.target_distribution`; row r is read up to
         index l_r only. One-hot rows (T = 0) give the greedy rule.
     accept_uniforms: [R, gamma] in [0, 1). bonus_uniforms: [R] in [0, 1). They must be
         independent of each other and of the drafts.
     verify_lens: [R] int64 in 0..gamma (l_r, drafts admitted), None for gamma everywhere.
-    checked: whether values are looked at, for which an accelerator would be waited.
+    checked: validate values, which waits for an accelerator.
 
     Ratios and residuals are formed in float64, where the product of two float32 numbers is
-    exact. Raises ValueError on shapes that do not fit.
+    exact. Raises ValueError on mismatched shapes.
     """
     rows, gamma = draft.shape
     check_shapes(draft, draft_probs, target_probs, accept_uniforms, bonus_uniforms)
@@ -56,12 +56,12 @@ def accept_sampled(
 
 
 def sample_inverse_cdf(weights: Tensor, uniforms: Tensor, *, checked: bool = True) -> Tensor:
-    """Draw one index a row with probability proportional to its weight.
+    """Draw one index per row with probability proportional to its weight.
 
-    weights: [R, V] non-negative, not all zero in a row, any scale. uniforms: [R] in [0, 1).
-    Returns [R] int64: the first index whose cumulative weight exceeds uniform * total. An index
-    of weight zero is never drawn, under any rounding. Raises ValueError if a row has no mass;
-    unless `checked`, for which an accelerator would be waited: any index comes of such a row then.
+    weights: [R, V] non-negative, not all zero in a row, any scale. uniforms: [R] in [0, 1). Returns
+    [R] int64: the first index whose cumulative weight exceeds uniform * total. An index of weight
+    zero is never drawn, under any rounding. If `checked`, which waits for an accelerator, raises
+    ValueError if a row has no mass; otherwise such a row gives any index.
     """
     cumulative = weights.double().cumsum(dim=1)  # [R, V]
     total = cumulative[:, -1].contiguous()
@@ -75,14 +75,14 @@ def sample_inverse_cdf(weights: Tensor, uniforms: Tensor, *, checked: bool = Tru
 
 
 def mass_of(draft: Tensor, probs: Tensor) -> Tensor:
-    """[R, gamma] float64, what each draft [R, gamma] has of its distribution [R, gamma, V]."""
+    """Return the probability [R, gamma] float64 of each draft [R, gamma] in probs [R, gamma, V]."""
     return probs.gather(2, draft[:, :, None])[:, :, 0].double()
 
 
 def _residual(
     target_row: Tensor, draft: Tensor, draft_probs: Tensor | None, step: Tensor
 ) -> Tensor:
-    """max(p_t - p_d, 0) at draft `step` of each row, or p_t where rounding left nothing.
+    """Return max(p_t - p_d, 0) at draft `step` of each row, or p_t if rounding leaves no mass.
 
     target_row: [R, V] float64. draft: [R, gamma]. step: [R] in 0..gamma - 1.
     Returns [R, V] float64, not normalised.
@@ -104,7 +104,7 @@ def check_shapes(
     accept_uniforms: Tensor,
     bonus_uniforms: Tensor,
 ) -> None:
-    """Raises ValueError on arguments of an accept rule that do not fit together."""
+    """Raise ValueError if the shapes of an accept rule's arguments do not match."""
     rows, gamma = draft.shape
     vocab = target_probs.shape[-1]
     expected: list[tuple[str, Tensor, tuple[int, ...]]] = [

@@ -1,9 +1,9 @@
-"""The distribution that plain decoding samples from: temperature, top-k, top-p, min-p.
+"""Compute the distribution that plain decoding samples from: temperature, top-k, top-p, min-p.
 
-Order as in SGLang's samplers (sglang/srt/layers/sampler.py): softmax of logits / temperature,
-then top-k and top-p jointly (both cut the same sorted softmax, without renormalising between
-them), then min-p relative to the largest probability, then one normalisation. Rejection sampling
-is lossless only towards the distribution given here, so every verify row goes through it.
+The order is that of SGLang's samplers (sglang/srt/layers/sampler.py): softmax of logits /
+temperature, then top-k and top-p jointly (both cut the same sorted softmax, without renormalising
+between them), then min-p relative to the largest probability, then one normalisation. Rejection
+sampling is lossless only for the distribution given here, so every verify row uses it.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class BatchSampling:
         top_p: float = 1.0,
         min_p: float = 0.0,
     ) -> BatchSampling:
-        """The same settings for every one of `rows` requests."""
+        """Return the same settings for each of `rows` requests."""
         return cls(
             temperature=torch.full((rows,), temperature, dtype=torch.float32),
             top_k=torch.full((rows,), top_k, dtype=torch.int64),
@@ -63,11 +63,11 @@ class BatchSampling:
 
 
 def target_distribution(logits: Tensor, sampling: BatchSampling) -> Tensor:
-    """Probabilities that plain decoding would sample each position from.
+    """Return the probabilities that plain decoding would sample each position from.
 
-    logits: [R, q, V] of any float type. Returns [R, q, V] float32, rows summing to 1; a request
-    at temperature 0 gets one-hot rows at its argmax. Where equal probabilities straddle a top-k
-    or top-p cut, the lowest token ids stay. Raises ValueError if the row counts differ.
+    logits: [R, q, V] of any float type. Returns [R, q, V] float32, rows summing to 1; a request at
+    temperature 0 gets one-hot rows at its argmax. If equal probabilities straddle a top-k or top-p
+    cut, the lowest token ids are kept. Raises ValueError if the row counts differ.
     """
     rows, width, vocab = logits.shape
     if sampling.temperature.shape[0] != rows:
@@ -94,7 +94,7 @@ def sampled_distribution(
     temperature: Tensor,
     cuts: tuple[Tensor, Tensor, Tensor] | None,
 ) -> Tensor:
-    """`target_distribution` of rows that are all sampled, without looking at any value.
+    """Return `target_distribution` of rows that are all sampled; the host reads no value.
 
     logits: [N, V] of any float type. temperature: [N] float > 0. cuts: top-k [N] integer, top-p [N]
     and min-p [N] float; None: no row is cut. Returns [N, V] float32.
@@ -104,8 +104,8 @@ def sampled_distribution(
 
 
 def truncate_all(probs: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:
-    """`truncate` that sorts all tokens, without looking at any value."""
-    # Rounded, the mass in front of the last tokens may exceed 1, where nothing is to be cut.
+    """Run `truncate` with all tokens sorted; the host reads no value."""
+    # By rounding, the mass before the last tokens may exceed 1, but top_p 1 must not cut them.
     top_p = top_p.masked_fill(top_p >= 1, torch.inf)
     return _truncate(probs, top_k, top_p, min_p, probs.shape[1])
 
@@ -129,16 +129,16 @@ def kept_prefix(
 
 
 def _truncate(probs: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, width: int) -> Tensor:
-    """`truncate` that sorts the `width` likeliest tokens only.
+    """Run `truncate` with only the `width` likeliest tokens sorted.
 
-    Rows whose cut lies further back are done again with more.
+    Rows whose cut is further down are redone with more.
     """
     vocab = probs.shape[1]
     ordered = torch.topk(probs, width, dim=1).values  # [N, width] descending
     mass = ordered.cumsum(dim=1)
     keep = kept_prefix(ordered, mass, top_k, top_p, min_p)
     count = keep.sum(dim=1, keepdim=True)  # [N, 1]; the kept set is a prefix of the order
-    # A NaN row keeps nothing and must not give a bad index: none is read from it.
+    # A NaN row keeps nothing; the clamp avoids a negative index.
     smallest = ordered.gather(1, (count - 1).clamp_min(0))  # [N, 1]
     above = probs > smallest
     equal = probs == smallest

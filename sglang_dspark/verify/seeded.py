@@ -1,13 +1,13 @@
-"""Seeded sampling: a token is a function of its distribution, a seed and a position, drafted or
-not.
+"""Sample with seeds: a token is a function of its distribution, a seed and a position.
 
-Gumbel's trick: of independent e_v ~ Exp(1), the token with the least e_v / p(v) is a draw from p.
-Here e_v = -log u(seed, position, v), with u from MurmurHash3 over the four words of seed, position
-and token, as in SGLang's seeded sampler (sglang/srt/layers/sampler.py, `multinomial_with_seed`).
-So the target's choice at a position is fixed before anything is drafted, and verification
-is the greedy rule with these choices in the argmax's place: the output is that of plain seeded
-decoding, token for token, independent of drafts and admission. Drafts drawn with the same e_v agree
-with it with probability at least (1 - TV) / (1 + TV), TV the distance of the two distributions.
+This holds whether the token is drafted or not. Gumbel's trick: of independent e_v ~ Exp(1), the
+token with the least e_v / p(v) is a draw from p. Here e_v = -log u(seed, position, v), with u from
+MurmurHash3 over the four words of seed, position and token, as in SGLang's seeded sampler
+(sglang/srt/layers/sampler.py, `multinomial_with_seed`). So the target's choice at a position is
+fixed before drafting, and verification is the greedy rule with these choices instead of the argmax.
+The output is that of plain seeded decoding, token for token, independent of drafts and admission.
+Drafts drawn with the same e_v agree with it with probability at least (1 - TV) / (1 + TV), TV the
+distance of the two distributions.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from sglang_dspark.verify.acceptance import Acceptance
 from sglang_dspark.verify.greedy import accept_greedy
 
 _WORD = 0xFFFFFFFF
-_AT_ONCE = 1 << 22  # variates: each takes some 50 bytes on its way
-LEAST_WAIT = 2.0**-32  # what u = 1 would make zero waits as long as its neighbour
+_AT_ONCE = 1 << 22  # variates: each needs some 50 bytes while computed
+LEAST_WAIT = 2.0**-32  # a wait of 0, from u = 1, is raised to that of the next smaller u
 
 
 def waits(seeds: Tensor, positions: Tensor, tokens: Tensor) -> Tensor:
-    """The e_v of rows: seeds, positions [N], tokens [n] or [N, n], all int64 -> [N, n] float64 > 0.
+    """Return e_v of rows: seeds, positions [N], tokens [n] or [N, n], int64 -> [N, n] float64 > 0.
 
-    A position is that of the last token in front of the draw.
+    A position is that of the last token before the draw.
     """
     state = torch.zeros_like(seeds)
     for word in (seeds & _WORD, (seeds >> 32) & _WORD, positions & _WORD):
@@ -38,9 +38,9 @@ def waits(seeds: Tensor, positions: Tensor, tokens: Tensor) -> Tensor:
 
 
 def seeded_choice(probs: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
-    """One draw a row: probs [N, n] of any scale, seeds, positions [N] int64 -> [N] int64.
+    """Draw a token per row: probs [N, n] of any scale, seeds, positions [N] int64 -> [N] int64.
 
-    Of equal waits the lowest token is taken; a token of probability zero never is.
+    Of equal waits the lowest token is drawn; a token of probability zero never is.
     """
     tokens = torch.arange(probs.shape[1], device=probs.device)
     rows = rows_at_once(len(tokens))
@@ -50,7 +50,7 @@ def seeded_choice(probs: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
 
 
 def rows_at_once(tokens: int) -> int:
-    """Rows of `waits` of so many tokens each that do not need much memory together."""
+    """Return the number of rows of `waits`, of `tokens` tokens each, that fit in little memory."""
     return max(_AT_ONCE // tokens, 1)
 
 
@@ -69,13 +69,12 @@ def accept_seeded(
     *,
     checked: bool = True,
 ) -> Acceptance:
-    """Keep the leading drafts that are the target's own seeded choices.
+    """Accept the leading drafts that are the target's own seeded choices.
 
     draft: [R, gamma] int64. target_probs: [R, gamma + 1, V]; row r is read up to index l_r only.
     seeds: [R] int64. anchors: [R] int64, positions of the anchors. verify_lens: [R] int64 in
-    0..gamma, None for gamma everywhere. choose: a faster `seeded_choice`. checked: whether values
-    are looked at, for which an accelerator would be waited. Raises ValueError on shapes that do not
-    fit.
+    0..gamma, None for gamma everywhere. choose: a faster `seeded_choice`. checked: validate values,
+    which waits for an accelerator. Raises ValueError on mismatched shapes.
     """
     width = target_probs.shape[1]
     positions = anchors[:, None] + torch.arange(width, device=anchors.device)  # [R, gamma + 1]
@@ -84,7 +83,7 @@ def accept_seeded(
 
 
 def _mixed(state: Tensor, word: Tensor) -> Tensor:
-    """MurmurHash3's step: a 32-bit state takes up a 32-bit word; both int64."""
+    """Mix a 32-bit word into a 32-bit state, MurmurHash3's step; both int64."""
     word = (word * 0xCC9E2D51) & _WORD
     word = ((word << 15) | (word >> 17)) & _WORD
     state = state ^ ((word * 0x1B873593) & _WORD)
@@ -93,7 +92,7 @@ def _mixed(state: Tensor, word: Tensor) -> Tensor:
 
 
 def _final(state: Tensor) -> Tensor:
-    """MurmurHash3's end after 16 bytes."""
+    """Complete MurmurHash3 after 16 bytes."""
     state = state ^ 16
     state = ((state ^ (state >> 16)) * 0x85EBCA6B) & _WORD
     state = ((state ^ (state >> 13)) * 0xC2B2AE35) & _WORD

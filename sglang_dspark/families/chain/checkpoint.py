@@ -53,7 +53,7 @@ def drafter_of(
 def check_stored(
     make: Make[Drafter], config: Any, stored: Stored, name_in_file: Names, path: Path
 ) -> None:
-    """Check a checkpoint's files without their values; raises DSparkError."""
+    """Check a checkpoint's files without their values. Raises DSparkError if they do not fit."""
     ids = stored_draft_ids(stored, config.vocab_size, path, config.draft_vocab_size)
     check_weights(lambda: make(config, ids), stored, name_in_file, path)
 
@@ -61,6 +61,6 @@ def check_stored(
 def read_drafter(
     make: Make[Drafter], config: Any, stored: Stored, name_in_file: Names, path: Path
 ) -> Drafter:
-    """Read a checkpoint in float32, not attached to a target; raises DSparkError."""
+    """Read a checkpoint in float32, not attached. Raises DSparkError if it does not fit."""
     ids = stored_draft_ids(stored, config.vocab_size, path, config.draft_vocab_size)
     return built(lambda: make(config, ids), stored, name_in_file, path).eval()

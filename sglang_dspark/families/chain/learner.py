@@ -1,6 +1,7 @@
-"""Losses that the learners of Eagle3 and MTP share: the layer is unrolled for gamma steps over its
-own outputs, with the true tokens as inputs (Eagle3's training-time test with horizon gamma; paper,
-5.1; objective of 3.3 without the confidence term).
+"""Compute the losses that the learners of Eagle3 and MTP share.
+
+The layer is unrolled for gamma steps over its own outputs, with the true tokens as inputs (Eagle3's
+training-time test with horizon gamma; paper, 5.1; objective of 3.3 without the confidence term).
 """
 
 from __future__ import annotations
@@ -31,12 +32,14 @@ class ChainLosses:
         objective: ObjectiveConfig,
         read: Callable[[Tensor], Tensor],
     ):
-        """drafter: attached to its target. head: over its draft vocabulary. read: the layer's
-        output [..., d] -> draft logits [..., V']."""
+        """Combine a drafter, attached to its target, with the head over its draft vocabulary.
+
+        read: the layer's output [..., d] -> draft logits [..., V'].
+        """
         self.drafter, self.head, self.objective, self.read = drafter, head, objective, read
 
     def logits(self, batch: PackedBatch) -> Tensor:
-        """Draft logits [P, gamma, V']."""
+        """Return draft logits [P, gamma, V']."""
         drafter = self.drafter
         states = batch.features if drafter.reads_features else batch.last_hidden
         states = states.to(self.head.weight.dtype)
@@ -48,12 +51,15 @@ class ChainLosses:
         return self.read(torch.stack(list(islice(steps, batch.gamma)), 1))
 
     def losses(self, batch: PackedBatch) -> LossParts:
-        """CE and L_tv over P * gamma positions."""
+        """Return CE and L_tv over P * gamma positions."""
         return headless_losses(self.logits(batch), batch, self.head, self.objective)
 
     def _attend(self, batch: PackedBatch, states: Tensor) -> Attend:
-        """Context entries (token at j, state at j - 1), j >= 1, of every sequence; a block whose
-        anchor is at p sees those with j < p."""
+        """Return the attention of packed blocks over their contexts and own entries.
+
+        Context entries are (token at j, state at j - 1), j >= 1, of every sequence. A block whose
+        anchor is at p sees those with j < p.
+        """
         at = (batch.context_positions > 0).nonzero()[:, 0]
         positions = batch.context_positions[at] - 1
         context = self.drafter.context_kv(batch.tokens[at], states[at - 1], positions)
@@ -67,7 +73,7 @@ class ChainLosses:
 
 
 def chain_shape(shape: BaseShape, target: Any, ids: Tensor | None) -> dict[str, Any]:
-    """`ChainConfig`'s fields, with widths and heads of the target's (Transformers) config."""
+    """Return `ChainConfig`'s fields, with widths and heads of the (Transformers) target config."""
     rope = getattr(target, "rope_parameters", None) or {}
     heads = target.num_attention_heads
     return {
@@ -87,7 +93,7 @@ def chain_shape(shape: BaseShape, target: Any, ids: Tensor | None) -> dict[str, 
 
 @torch.no_grad()
 def copy_matching(drafter: ChainDrafter, weights: dict[str, Tensor], prefix: str) -> None:
-    """Parameters that a target layer (its names begin with `prefix`) has in the same shape."""
+    """Copy the parameters that a target layer (names begin with `prefix`) has in the same shape."""
     for name, parameter in drafter.named_parameters():
         source = weights.get(prefix + name)
         if source is not None and source.shape == parameter.shape:

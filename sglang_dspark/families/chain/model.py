@@ -1,9 +1,9 @@
 """Drafters of one layer that run once a token: the common part of Eagle3 and MTP.
 
-Step k reads the token x_{k-1} and a state: the target's for the anchor, the drafter's own output
-of the step before for later drafts. The layer is a Llama one, as SGLang's llama_eagle3.py
-and llama_eagle.py have it. An entry of its context is the pair (token at j, target's state at
-j - 1) and has rotary position j - 1, the position of the state.
+Step k reads the token x_{k-1} and a state: the target's for the anchor, the drafter's own output of
+the previous step for later drafts. The layer is a Llama layer, as in SGLang's llama_eagle3.py and
+llama_eagle.py. An entry of its context is the pair (token at j, target's state at j - 1) and has
+rotary position j - 1, the position of the state.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from sglang_dspark.errors import DSparkError
 from sglang_dspark.families.vocabulary import check_draft_ids
 
 # Attention of one step: queries [R, 1, Hq, D], own keys and values [R, k, Hkv, D] of the steps so
-# far (this one included) -> [R, 1, Hq, D]; it adds the context that its maker knows.
+# far (this one included) -> [R, 1, Hq, D]; it includes the context that it was made with.
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
@@ -65,7 +65,7 @@ class ChainConfig:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """The Llama part of `config.json`."""
+        """Return the Llama part of `config.json`."""
         return {
             "model_type": "llama",
             "hidden_size": self.hidden_size,
@@ -103,7 +103,7 @@ _NEUTRAL: dict[str, tuple[object, ...]] = {
 
 
 def refuse_unread(raw: Mapping[str, Any]) -> None:
-    """Raise DSparkError for the first field that a chain drafter here does not compute."""
+    """Raise DSparkError for the first field that chain drafters here do not compute."""
     eagle = raw.get("eagle_config") or {}
     for name, allowed in _NEUTRAL.items():
         for place in (raw, eagle):
@@ -128,9 +128,9 @@ def refuse_unread(raw: Mapping[str, Any]) -> None:
 
 
 def chain_fields(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """`ChainConfig`'s fields from a Llama-style config.json.
+    """Return `ChainConfig`'s fields from a Llama-style config.json.
 
-    KeyError names what is missing; DSparkError for what is not computed.
+    Raises KeyError for a missing field, DSparkError for one that is not computed.
     """
     refuse_unread(raw)
     heads = raw["num_attention_heads"]
@@ -150,7 +150,7 @@ def chain_fields(raw: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def require_one_layer(raw: Mapping[str, Any], kind: str) -> None:
-    """DSparkError where config.json has another number of layers. kind: of drafter, in words."""
+    """Raise DSparkError unless config.json has one layer. kind: name of the drafter's kind."""
     if raw.get("num_hidden_layers") != 1:
         raise DSparkError(
             f"num_hidden_layers is {brief(raw.get('num_hidden_layers'), 40)}; {kind} drafters of "
@@ -189,15 +189,17 @@ class ChainAttention(nn.Module):
         self.o_proj = nn.Linear(c.num_heads * c.head_dim, c.hidden_size, bias=False)
 
     def queries_keys_values(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """x [..., width], positions [...] -> rotated queries [..., Hq, D] and keys, values
-        [..., Hkv, D]."""
+        """Project x [..., width] at positions [...] to rotated queries and keys, and values.
+
+        Returns queries [..., Hq, D] and keys, values [..., Hkv, D].
+        """
         heads, shape = [self.c.num_heads, self.c.num_kv_heads], (*x.shape[:-1], -1, self.c.head_dim)
         projected = torch.cat([self.q_proj(x).view(shape), self.k_proj(x).view(shape)], -2)
         q, k = rope(projected, positions, self.c.rope_theta).split(heads, -2)
         return q, k, self.v_proj(x).view(shape)
 
     def keys_values(self, x: Tensor, positions: Tensor) -> ContextKV:
-        """x [..., width], positions [...] -> rotated keys, values [..., Hkv, D]."""
+        """Project x [..., width] at positions [...] to rotated keys, and values, [..., Hkv, D]."""
         shape = (*x.shape[:-1], self.c.num_kv_heads, self.c.head_dim)
         k = rope(self.k_proj(x).view(shape), positions, self.c.rope_theta)
         return k, self.v_proj(x).view(shape)
@@ -217,8 +219,10 @@ class ChainMLP(nn.Module):
 
 
 class ChainDrafter(nn.Module, ABC):
-    """One layer around the target's embedding; `Eagle3Drafter` and `MTPDrafter` say what goes in
-    and which head reads it."""
+    """One layer around the target's embedding.
+
+    `Eagle3Drafter` and `MTPDrafter` define its input and its head.
+    """
 
     embed_weight: Tensor
     draft_ids: Tensor | None
@@ -227,7 +231,7 @@ class ChainDrafter(nn.Module, ABC):
     target_layer_ids: tuple[int, ...]
 
     def __init__(self, config: ChainConfig, width: int, draft_ids: Tensor | None):
-        """width: of the attention's input. draft_ids [V'] ascending; None: all tokens."""
+        """Make the layer. width: of its input. draft_ids [V'] ascending; None: all tokens."""
         super().__init__()
         check_draft_ids(draft_ids, config.vocab_size)
         columns = config.vocab_size if draft_ids is None else len(draft_ids)
@@ -249,19 +253,19 @@ class ChainDrafter(nn.Module, ABC):
 
     @abstractmethod
     def fuse(self, states: Tensor) -> Tensor:
-        """The target's states [..., w] -> what a step takes beside the token, [..., d]."""
+        """Map the target's states [..., w] to a step's second input next to the token, [..., d]."""
 
     @abstractmethod
     def enter(self, embedded: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """Embedded token and hidden [..., d] -> residual [..., d], attention input [..., width]."""
+        """Map embedded, hidden [..., d] to residual [..., d], attention input [..., width]."""
 
     @abstractmethod
     def logits(self, out: Tensor) -> Tensor:
-        """The layer's output [..., d] -> logits over the draft vocabulary [..., V']."""
+        """Map the layer's output [..., d] to logits over the draft vocabulary [..., V']."""
 
     @property
     def state_width(self) -> int:
-        """w, width of the target's states."""
+        """Return w, the width of the target's states."""
         d = self.config.hidden_size
         return d * len(self.target_layer_ids) if self.reads_features else d
 
@@ -270,18 +274,20 @@ class ChainDrafter(nn.Module, ABC):
         return self.ops.look_up(self.embed_weight, tokens)
 
     def context_kv(self, tokens: Tensor, states: Tensor, positions: Tensor) -> ContextKV:
-        """Entries (token at j, target's state at j - 1): tokens [...], states [..., w], positions
-        [...] of the states -> keys, values [..., Hkv, D]."""
+        """Return keys, values [..., Hkv, D] of entries (token at j, target's state at j - 1).
+
+        tokens [...], states [..., w], positions [...] of the states.
+        """
         _, x = self.enter(self.embedded(tokens), self.fuse(states))
         return self.self_attn.keys_values(x, positions)
 
     def unroll(
         self, states: Tensor, positions: Tensor, token_at: Callable[[int], Tensor], attend: Attend
     ) -> Iterator[Tensor]:
-        """The layer's output [R, d] at step 1, 2, ...; endless.
+        """Yield the layer's output [R, d] at step 1, 2, ...; endless.
 
         states [R, w]: the target's before the anchor; positions [R]: theirs. token_at(k): token
-        x_{k-1} [R] that step k reads, asked for when the step begins.
+        x_{k-1} [R] that step k reads, called when the step begins.
         """
         hidden = self.fuse(states)[:, None].float()  # [R, 1, d], the residual stream
         keys, values, k = [], [], 0

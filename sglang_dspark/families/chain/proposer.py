@@ -12,7 +12,7 @@ from sglang_dspark.families.chain.model import Attend, ChainDrafter
 
 
 def attend_with(context: ContextKV, visible: Tensor) -> Attend:
-    """Attention over the first visible[r] entries of context [R, T, Hkv, D] and all own ones."""
+    """Return attention over the first visible[r] entries of context [R, T, Hkv, D] and own ones."""
     far_keys, far_values = context
     seen = torch.arange(far_keys.shape[1], device=visible.device) < visible[:, None]  # [R, T]
 
@@ -33,8 +33,8 @@ def attend_with(context: ContextKV, visible: Tensor) -> Attend:
 class ChainState:
     """Context of the requests in flight; see `evaluation.proposer`.
 
-    Entry j of a slot is at index j - 1, so a request whose anchor is at p has p - 1 entries
-    and waits with the target's state at p - 1 for the anchor's own.
+    Entry j of a slot is at index j - 1, so a request whose anchor is at p has p - 1 entries. The
+    target's state at p - 1 waits for the anchor's own entry.
     """
 
     def __init__(self, proposer: ChainProposer, slots: int, max_len: int):
@@ -45,7 +45,7 @@ class ChainState:
         self.waiting = torch.zeros(slots, self.drafter.state_width)  # [slots, w]
 
     def prefill(self, rows: Tensor, tokens: Tensor, features: Tensor, hidden: Tensor) -> None:
-        """A prompt's tokens [R, P] and the target's outputs [R, P, ...] into slots `rows`."""
+        """Store a prompt's tokens [R, P] and the target's outputs [R, P, ...] in slots `rows`."""
         states = features if self.drafter.reads_features else hidden
         self._write(rows, torch.zeros_like(rows), tokens[:, 1:], states[:, :-1])
         self.waiting[rows] = states[:, -1]
@@ -58,7 +58,7 @@ class ChainState:
         temperature: Tensor | None,
         generator: torch.Generator,
     ) -> DraftBlock:
-        """Drafts after anchor [R] at positions lens [R]."""
+        """Draft after anchor [R] at positions lens [R]."""
         drafter, picked = self.drafter, slice(None) if rows is None else rows
         length = int(lens.max()) - 1
         context = self.keys[picked, :length], self.values[picked, :length]
@@ -86,8 +86,10 @@ class ChainState:
         hidden: Tensor,
         accepted: Tensor,
     ) -> None:
-        """The verify window's tokens [R, q] at positions lens.. and the target's outputs; of its
-        drafts, accepted [R] stay. Entries behind them are replaced by later commits."""
+        """Store the verify window's tokens [R, q] at positions lens.. and the target's outputs.
+
+        Of its drafts, accepted [R] stay. Later commits overwrite the entries after them.
+        """
         states = features if self.drafter.reads_features else hidden
         before = torch.cat([self.waiting[rows][:, None], states[:, :-1]], 1)
         self._write(rows, lens - 1, tokens, before)
@@ -112,12 +114,12 @@ class ChainProposer:
         self.target_layer_ids = drafter.target_layer_ids if drafter.reads_features else ()
 
     def start(self, slots: int, max_len: int) -> ChainState:
-        """Empty context for a run."""
+        """Return empty context for a run."""
         return ChainState(self, slots, max_len)
 
 
 class ChainBlock:
-    """The layer once a position."""
+    """A block from one pass of the layer per position."""
 
     def __init__(self, state: ChainState, rows: Tensor, anchor: Tensor, lens: Tensor):
         self.drafter, self.rows = state.drafter, len(rows)

@@ -16,5 +16,5 @@ def is_chain(raw: Mapping[str, Any]) -> bool:
 
 
 def chain_gamma(raw: Mapping[str, Any]) -> int:
-    """Return the drafts a step where no flag sets them: as many as it was trained for."""
+    """Return the drafts per step if no flag sets them: the trained number, or a usual one."""
     return int(raw.get("gamma") or _USUAL_GAMMA)

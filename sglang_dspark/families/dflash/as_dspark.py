@@ -1,10 +1,10 @@
-"""Make a DSpark drafter of a DFlash one, so that SGLang's DSPARK worker serves and schedules it.
+"""Convert a DFlash drafter to DSpark, so that SGLang's DSPARK worker serves and schedules it.
 
 DFlash is DSpark's backbone without a sequential head (paper, 3.1). SGLang's DSPARK requires such a
-head: here it has one rank and no influence, or only keeps tokens outside the draft vocabulary from
-being drafted. There is no confidence head; a server estimates confidence from the draft's
-distribution (`drafter/draft_confidence.py`). SGLang's own DFLASH drafts the likeliest token at any
-temperature and verifies every draft.
+head: here it has rank 1 and no effect, or only excludes tokens outside the draft vocabulary. There
+is no confidence head; a server estimates confidence from the draft's distribution
+(`drafter/draft_confidence.py`). SGLang's own DFLASH drafts the likeliest token at any temperature
+and verifies every draft.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from sglang_dspark.families.dflash.model import DFlashDrafter
 def as_dspark(drafter: DFlashDrafter) -> DSparkDrafter:
     """Return the DSpark drafter, not attached to a target, whose drafts are those of `drafter`.
 
-    Row 0 of the window, the anchor's, drafts nothing in either: `sample_from_anchor` is false.
+    In both, row 0 of the window, the anchor's, drafts nothing: `sample_from_anchor` is false.
     """
     config = replace(
         drafter.config.shape,

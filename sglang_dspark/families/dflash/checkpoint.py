@@ -15,7 +15,7 @@ from sglang_dspark.families.vocabulary import stored_draft_ids, to_d2t
 
 
 def save_dflash(drafter: DFlashDrafter, path: Path, dtype: torch.dtype = torch.float32) -> None:
-    """Write what SGLang serves as DFLASH; names are the backbone's own."""
+    """Write a checkpoint that SGLang serves as DFLASH; names are the backbone's own."""
     tensors = {k.removeprefix("backbone."): v.to(dtype) for k, v in drafter.state_dict().items()}
     if drafter.draft_ids is not None:
         tensors["d2t"] = to_d2t(drafter.draft_ids)

@@ -1,8 +1,9 @@
-"""Learner of DFlash: the parallel backbone over packed blocks, each position taught the target's
-distribution after the true tokens before it, which it does not see (paper, 5.1; objective of 3.3
-without the confidence term).
+"""Train DFlash: the parallel backbone over packed blocks.
 
-With a reduced vocabulary its softmax runs over that alone, in training as in the engine; SGLang's
+Each position is taught the target's distribution after the true tokens before it, which it does not
+see (paper, 5.1; objective of 3.3 without the confidence term).
+
+With a reduced vocabulary its softmax runs over that only, in training as in the engine; SGLang's
 DFLASH has no reduced vocabulary and drafts over all tokens.
 """
 
@@ -31,12 +32,12 @@ class DFlashLearner:
     """See `families.learning.learner.Learner`."""
 
     def __init__(self, drafter: DFlashDrafter, head: TargetHead, objective: ObjectiveConfig):
-        """drafter: attached to its target. head: over its draft vocabulary."""
+        """Combine a drafter, attached to its target, with the head over its draft vocabulary."""
         self.module, self.gamma = drafter, drafter.config.gamma
         self.head, self.objective = head, objective
 
     def logits(self, batch: PackedBatch) -> Tensor:
-        """Draft logits [P, gamma, V']."""
+        """Return draft logits [P, gamma, V']."""
         drafter = self.module
         layout = PackedLayout(batch.starts, batch.sequence, batch.positions)
         features = batch.features.to(self.head.weight.dtype)
@@ -45,25 +46,25 @@ class DFlashLearner:
         return self.head.logits(h)
 
     def losses(self, batch: PackedBatch) -> LossParts:
-        """CE and L_tv over P * gamma positions; see `headless_losses`."""
+        """Return CE and L_tv over P * gamma positions; see `headless_losses`."""
         return headless_losses(self.logits(batch), batch, self.head, self.objective)
 
     def after_backward(self) -> None:
-        """No weight is held."""
+        """Leave the gradients unchanged: no weight is fixed."""
 
     def export(self, path: Path) -> None:
-        """A checkpoint that SGLang serves as DFLASH."""
+        """Write a checkpoint that SGLang serves as DFLASH."""
         save_dflash(self.module, path, torch.bfloat16)
 
 
 def shape_config(shape: DFlashShape, target: Any) -> DFlashConfig:
-    """The drafter's config, with widths and heads of the target's (Transformers) config."""
+    """Return the drafter's config, with widths and heads of the target's (Transformers) config."""
     fields = backbone_fields(shape, shape.mask_token_id, target)
     return DFlashConfig(DrafterConfig(**fields, markov_rank=1, confidence_head=False))
 
 
 def build(ingredients: Ingredients) -> DFlashLearner:
-    """A DFlash drafter that starts from the target's last layers."""
+    """Build the learner of a DFlash drafter that starts from the target's last layers."""
     ids = ingredients.vocabulary
     shape = ingredients.shape
     assert isinstance(shape, DFlashShape)

@@ -1,10 +1,11 @@
-"""DFlash: DSpark's parallel backbone without a sequential head; every position is drafted knowing
-the anchor and the context but not the drafts before it (paper, 3.1 and 5, the baseline).
+"""DFlash: DSpark's parallel backbone without a sequential head (paper, 3.1 and 5, the baseline).
+
+Every position is drafted from the anchor and the context, but not from the drafts before it.
 
 Block layout and names are those of SGLang's DFLASH (sglang/srt/models/dflash.py,
-srt/speculative/dflash_worker_v2.py): a window of `block_size` tokens [anchor, mask, ...], of which
-row j >= 1 gives the token at its own position, so there are block_size - 1 drafts. DSpark's rows
-are shifted by one: its row j gives the token after it.
+srt/speculative/dflash_worker_v2.py): a window of `block_size` tokens [anchor, mask, ...]. Row j >=
+1 of it gives the token at its own position, so there are block_size - 1 drafts. DSpark's rows are
+shifted by one: its row j gives the token after it.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ ARCHITECTURE = DFLASH_ARCHITECTURE
 
 @dataclass(frozen=True)
 class DFlashConfig:
-    """`shape` is the backbone's; its gamma counts drafts, the window is one longer.
+    """Config of the backbone, `shape`; its gamma counts drafts, and the window is one longer.
 
     Of `shape`, the fields of the sequential and the confidence head are not used.
     """
@@ -41,23 +42,23 @@ class DFlashConfig:
 
     @property
     def gamma(self) -> int:
-        """Drafts a step."""
+        """Return the drafts per step."""
         return self.shape.gamma
 
     @property
     def target_layer_ids(self) -> tuple[int, ...]:
-        """Target layers whose outputs are the context features."""
+        """Return the target layers whose outputs are the context features."""
         return self.shape.target_layer_ids
 
     @classmethod
     def from_dir(cls, path: Path) -> DFlashConfig:
-        """Read `config.json`; DSparkError says what is missing."""
+        """Read `config.json`. Raises DSparkError that names a missing field."""
         raw = read_config(path)
         with reading_config(path, "DFlash"):
             return cls(DrafterConfig.from_json(_headless(raw, path), path))
 
     def to_json(self) -> dict[str, Any]:
-        """The `config.json` that this class and stock SGLang both read."""
+        """Return the `config.json` that this class and stock SGLang both read."""
         raw = self.shape.to_json()
         heads = ("markov_rank", "markov_head_type", "enable_confidence_head")
         for name in (*heads, "confidence_head_with_markov"):
@@ -66,7 +67,7 @@ class DFlashConfig:
 
 
 def _headless(raw: Mapping[str, Any], path: Path) -> dict[str, Any]:
-    """The config of the DSpark drafter whose backbone it is."""
+    """Return the config of the DSpark drafter that has the same backbone."""
     fields = Fields(raw, path).merged()
     size = fields.get("block_size")
     if not isinstance(size, int) or size < 2:
@@ -85,7 +86,7 @@ class DFlashDrafter(nn.Module):
     draft_ids: Tensor | None
 
     def __init__(self, config: DFlashConfig, draft_ids: Tensor | None = None):
-        """draft_ids [V'] ascending: tokens that are drafted; None: all."""
+        """Make the backbone. draft_ids [V'] ascending: tokens that are drafted; None: all."""
         super().__init__()
         check_draft_ids(draft_ids, config.shape.vocab_size)
         self.config = config
@@ -101,18 +102,18 @@ class DFlashDrafter(nn.Module):
         self.head_weight = full if self.draft_ids is None else full[self.draft_ids]
 
     def window(self, anchors: Tensor) -> Tensor:
-        """Anchor ids [...] -> embedded [anchor, mask x gamma], [..., gamma + 1, d]."""
+        """Embed anchor ids [...] as [anchor, mask x gamma], [..., gamma + 1, d]."""
         ids = anchors.new_full((*anchors.shape, self.config.gamma + 1), self.mask_token_id)
         ids[..., 0] = anchors
         return self.embed_weight[ids]
 
     @property
     def mask_token_id(self) -> int:
-        """Token whose embedding stands where a draft is wanted."""
+        """Return the token whose embedding is the input of a drafted position."""
         return self.config.shape.mask_token_id
 
     def context_kv(self, features: Tensor, positions: Tensor) -> list[ContextKV]:
-        """Target features [..., m*d], positions [...] -> per layer k, v [..., Hkv, D]."""
+        """Map target features [..., m*d] at positions [...] to k, v [..., Hkv, D] per layer."""
         return self.backbone.context_kv(features, positions)
 
     def forward_blocks(
@@ -122,12 +123,15 @@ class DFlashDrafter(nn.Module):
         context: Sequence[ContextKV],
         visible: Tensor | PackedLayout,
     ) -> Tensor:
-        """A blocks in each of S sequences or P packed blocks; arguments as in
-        `DSparkDrafter.forward_blocks` -> h of the drafted rows [..., gamma, d]."""
+        """Run A blocks in each of S sequences, or P packed blocks.
+
+        Returns h [..., gamma, d] of the drafted rows. Arguments as in
+        `DSparkDrafter.forward_blocks`.
+        """
         return self.backbone(self.window(anchors), positions, context, visible)[..., 1:, :]
 
     def logits(self, h: Tensor) -> Tensor:
-        """h [..., d] -> [..., V'] over the draft vocabulary."""
+        """Map h [..., d] to logits [..., V'] over the draft vocabulary."""
         return nn.functional.linear(h, self.head_weight)
 
     def draft(
@@ -136,7 +140,7 @@ class DFlashDrafter(nn.Module):
         temperature: Tensor | None = None,
         generator: torch.Generator | None = None,
     ) -> DraftBlock:
-        """All positions at once: h [R, gamma, d] -> x_k ~ softmax(h_k W / T); no confidence.
+        """Draft all positions at once: h [R, gamma, d] -> x_k ~ softmax(h_k W / T); no confidence.
 
         temperature [R] (0: that row is greedy), None: all greedy.
         """

@@ -27,7 +27,7 @@ class DFlashState(FeatureState):
         temperature: Tensor | None,
         generator: torch.Generator,
     ) -> DraftBlock:
-        """Drafts after anchor [R] at positions lens [R]."""
+        """Draft after anchor [R] at positions lens [R]."""
         context = self.context.read(rows, int(lens.max()))
         at = lens[:, None]
         h = self.drafter.forward_blocks(anchor[:, None], at, context, at)[:, 0]
@@ -50,12 +50,12 @@ class DFlashProposer:
         self.target_layer_ids = drafter.config.target_layer_ids
 
     def start(self, slots: int, max_len: int) -> DFlashState:
-        """Empty context for a run."""
+        """Return empty context for a run."""
         return DFlashState(self, slots, max_len)
 
 
 class DFlashBlock:
-    """One pass of the backbone; no position knows the drafts before it."""
+    """A block from one pass of the backbone; no position reads the drafts before it."""
 
     def __init__(self, state: DFlashState, rows: Tensor, anchor: Tensor, lens: Tensor):
         drafter, self.rows = state.drafter, len(rows)

@@ -1,5 +1,6 @@
-"""DSpark: parallel backbone, sequential head and confidence (paper, 3.1). Its config, module and
-checkpoints are in `drafter/`, which a server uses too.
+"""DSpark: parallel backbone, sequential head and confidence (paper, 3.1).
+
+Its config, module and checkpoints are in `drafter/`, which a server uses too.
 """
 
 from sglang_dspark.drafter.checkpoint import load_drafter, save_drafter

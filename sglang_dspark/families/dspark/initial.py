@@ -1,5 +1,7 @@
-"""Start a DSpark drafter from the target or from another drafter: the transition bias comes from
-bigram statistics of the target's answers, the backbone from the target's last layers.
+"""Start a DSpark drafter from the target or from another drafter.
+
+The transition bias starts from bigram statistics of the target's answers, the backbone from the
+target's last layers.
 """
 
 from __future__ import annotations
@@ -28,14 +30,14 @@ from sglang_dspark.families.learning.initial import (
     target_weights,
 )
 
-OPEN = 3.0  # a gate of 0.95, which still learns
+OPEN = 3.0  # bias of a gate: 0.95, which still has a gradient
 
 
 def drafter_config(shape: DSparkShape | MoEShape, target: Any) -> DrafterConfig:
-    """The drafter's shape, with widths and heads of the target's (Transformers) config.
+    """Return the drafter's config, with widths and heads of the target's (Transformers) config.
 
-    Raises DSparkError where experts cannot be as wide together as the target's MLP, or layers are
-    to begin as the target's that it does not have.
+    Raises DSparkError if experts cannot together be as wide as the target's MLP, or if the target
+    has fewer layers than the drafter is to copy.
     """
     return DrafterConfig(
         **backbone_fields(shape, shape.mask_token_id, target),
@@ -45,9 +47,10 @@ def drafter_config(shape: DSparkShape | MoEShape, target: Any) -> DrafterConfig:
 
 
 def _moe_fields(shape: MoEShape, target: Any) -> dict[str, Any]:
-    """Fields of `DrafterConfig` that only a drafter with experts has.
+    """Return the fields of `DrafterConfig` that only a drafter with experts has.
 
-    Weights sum to `experts_per_token`, not 1: experts that are parts of an MLP then add up to it.
+    Router weights sum to `experts_per_token`, not 1, so that experts that are parts of an MLP add
+    up to it.
     """
     width, active = shape.expert_width, shape.experts_per_token + shape.shared_experts
     if width is None:
@@ -70,7 +73,7 @@ def _moe_fields(shape: MoEShape, target: Any) -> dict[str, Any]:
 
 
 def start_from(drafter: DSparkDrafter, path: Path) -> None:
-    """Take the weights of a drafter of the same shape; DSparkError where the shapes differ."""
+    """Copy the weights of a drafter of the same shape. Raises DSparkError if the shapes differ."""
     found = DrafterConfig.from_dir(path)
     if found != drafter.config:
         differing = [
@@ -83,7 +86,7 @@ def start_from(drafter: DSparkDrafter, path: Path) -> None:
 
 
 def bigram_factors(pairs: Tensor, vocab_size: int, rank: int) -> tuple[Tensor, Tensor]:
-    """Factors [V, r], [V, r] of the positive pointwise mutual information of bigrams."""
+    """Return factors [V, r], [V, r] of the positive pointwise mutual information of bigrams."""
     flat, counts = torch.unique(pairs[0] * vocab_size + pairs[1], return_counts=True)
     a, b, n = flat // vocab_size, flat % vocab_size, counts.float()
     left = torch.bincount(pairs[0], minlength=vocab_size).float()
@@ -98,7 +101,7 @@ def bigram_factors(pairs: Tensor, vocab_size: int, rank: int) -> tuple[Tensor, T
 
 
 def initialise(drafter: DSparkDrafter, target_dir: Path, pairs: Tensor, ids: Tensor | None) -> None:
-    """Fill `drafter` as described above; `ids` [n] is the reduced draft vocabulary, if any."""
+    """Fill `drafter` as the module describes; `ids` [n] is the reduced draft vocabulary, if any."""
     with torch.no_grad():
         start_backbone(drafter.backbone, drafter.config, target_weights(target_dir))
         _start_markov(drafter, pairs, ids)
@@ -121,8 +124,11 @@ def _start_markov(drafter: DSparkDrafter, pairs: Tensor, ids: Tensor | None) -> 
 
 
 def _pass_through(head: MarkovHead) -> None:
-    """Let a gated or recurrent head begin as the plain one: through random weights the bigrams are
-    lost, and 2,000 steps do not bring the first draft back (dev/LOG.md)."""
+    """Make a gated or recurrent head start as the plain one.
+
+    With random weights the bigrams are lost, and after 2,000 steps the first draft has not
+    recovered (dev/LOG.md).
+    """
     rank = head.markov_w1.weight.shape[1]
     if isinstance(head, GatedMarkovHead):
         head.gate_proj.weight.zero_()

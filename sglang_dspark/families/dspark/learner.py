@@ -1,5 +1,6 @@
-"""Learner of the DSpark drafter: parallel backbone, sequential head, confidence head (paper, 3.1,
-3.2.1), teacher-forced over packed blocks (5.1) with the objective of 3.3.
+"""Train the DSpark drafter: backbone, sequential head, confidence head (paper, 3.1, 3.2.1).
+
+It is teacher-forced over packed blocks (5.1) with the objective of 3.3.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ from sglang_dspark.families.learning.target_head import TargetHead
 class DSparkLearner:
     """See `families.learning.learner.Learner`.
 
-    With a reduced draft vocabulary only its rows of W2 are trained and kept in memory: the others
-    are fixed by the reduction and come back when the drafter is written.
+    With a reduced draft vocabulary only its rows of W2 are trained and kept in memory. The
+    reduction fixes the others, and `export` restores them.
     """
 
     def __init__(self, drafter: DSparkDrafter, head: TargetHead, objective: ObjectiveConfig):
-        """drafter: attached to its target. head: the target's, over the same draft vocabulary."""
+        """Combine a drafter, attached to its target, and the target's head over its vocabulary."""
         self.module, self.gamma = drafter, drafter.config.gamma
         self.head, self.objective = head, objective
         if drafter.draft_ids is not None:
@@ -39,7 +40,7 @@ class DSparkLearner:
             drafter.markov_head.markov_w2 = _linear(rows)
 
     def losses(self, batch: PackedBatch) -> LossParts:
-        """Three losses over P * gamma positions; see `dspark_loss`."""
+        """Return three losses over P * gamma positions; see `dspark_loss`."""
         drafter = self.module
         layout = PackedLayout(batch.starts, batch.sequence, batch.positions)
         features = batch.features.to(self.head.weight.dtype)
@@ -63,13 +64,13 @@ class DSparkLearner:
         )
 
     def _logits(self, h: Tensor, latent: Tensor) -> Tensor:
-        """U_k + B(x_{k-1}) over the draft vocabulary, [N, V'], added within the product."""
+        """Return U_k + B(x_{k-1}) over the draft vocabulary, [N, V'], added within the product."""
         dtype = self.head.weight.dtype
         bias = self.module.markov_head.bias(latent)
         return torch.addmm(bias.to(dtype), h.to(dtype), self.head.weight.t())
 
     def _sequential(self, inputs: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
-        """Inputs of W2 and the embedded previous tokens, teacher-forced: [P, gamma, r] both."""
+        """Return W2's inputs and embedded previous tokens, teacher-forced: [P, gamma, r] both."""
         head = self.module.markov_head
         embedded = head.embed(inputs)
         state, latents = head.start(len(inputs)), []
@@ -79,7 +80,7 @@ class DSparkLearner:
         return torch.stack(latents, 1), embedded
 
     def after_backward(self) -> None:
-        """The last rank encodes a reduced draft vocabulary and is not trained."""
+        """Zero the gradient of the last rank, which encodes a reduced draft vocabulary."""
         if self.module.draft_ids is None:
             return
         head = self.module.markov_head
@@ -88,7 +89,7 @@ class DSparkLearner:
             local(weight.grad)[:, -1] = 0
 
     def export(self, path: Path) -> None:
-        """A checkpoint that SGLang serves as DSPARK."""
+        """Write a checkpoint that SGLang serves as DSPARK."""
         head, ids = self.module.markov_head, self.module.draft_ids
         trained = head.markov_w2
         if ids is not None:
@@ -103,19 +104,19 @@ class DSparkLearner:
 
 
 def _linear(weight: Tensor) -> nn.Linear:
-    """A layer without bias that has this weight [out, in]."""
+    """Make a layer without bias that has this weight [out, in]."""
     layer = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
     layer.weight = nn.Parameter(weight)
     return layer
 
 
 def build(ingredients: Ingredients) -> DSparkLearner:
-    """A DSpark drafter that starts from another drafter or from the target's last layers."""
+    """Build the learner of a drafter that starts from another one or the target's last layers."""
     return DSparkLearner(*start(ingredients), ingredients.objective)
 
 
 def start(ingredients: Ingredients) -> tuple[DSparkDrafter, TargetHead]:
-    """A drafter with dense layers or experts, attached to its target, and the target's head."""
+    """Make a drafter (dense or experts), attached to its target, and the target's head."""
     ids = ingredients.vocabulary
     shape = ingredients.shape
     assert isinstance(shape, DSparkShape | MoEShape)
@@ -123,7 +124,7 @@ def start(ingredients: Ingredients) -> tuple[DSparkDrafter, TargetHead]:
     if ingredients.fresh and shape.start_from is not None:
         start_from(drafter, shape.start_from)
     elif ingredients.fresh and shape.init_from_target:
-        here = None if ids is None else ids.cpu()  # as the drafter is, until it is filled
+        here = None if ids is None else ids.cpu()  # the drafter is on the CPU until it is filled
         initialise(drafter, ingredients.target_dir, ingredients.pairs.cpu(), here)
     elif ids is not None:
         restrict_vocabulary(drafter.markov_head, ids.cpu())

@@ -1,5 +1,7 @@
-"""Learner of the DSpark drafter with experts: that of the dense one, and after each step the biases
-of the routers move towards equal loads (drafter/moe.py); no auxiliary loss.
+"""Train the DSpark drafter with experts.
+
+It trains like the dense one; after each step the biases of the routers also move towards equal
+loads (drafter/moe.py). There is no auxiliary loss.
 """
 
 from __future__ import annotations
@@ -22,25 +24,25 @@ class MoELearner(DSparkLearner):
     def __init__(
         self, drafter: DSparkDrafter, head: TargetHead, objective: ObjectiveConfig, rate: float
     ):
-        """rate: step of the biases, see `balance_experts`. The rest as in `DSparkLearner`."""
+        """Extend `DSparkLearner` by rate, the step of the biases, see `balance_experts`."""
         super().__init__(drafter, head, objective)
         self.rate = rate
 
     def after_backward(self) -> None:
-        """Biases follow the loads of the step; they are buffers, no gradient moves them."""
+        """Update the biases by the loads of the step; they are buffers without gradients."""
         super().after_backward()
         balance_experts(self.module, self.rate, _over_processes)
 
 
 def _over_processes(load: Tensor) -> Tensor:
-    """Tokens of each expert [E] in all processes, so that their biases stay equal."""
+    """Sum the tokens of each expert [E] over all processes, so that their biases stay equal."""
     if dist.is_initialized():
         dist.all_reduce(load)
     return load
 
 
 def build(ingredients: Ingredients) -> MoELearner:
-    """As of the dense drafter; experts start as parts of the target's MLPs."""
+    """Build the learner like the dense drafter's; experts start as parts of the target's MLPs."""
     shape = ingredients.shape
     assert isinstance(shape, MoEShape)
     return MoELearner(*start(ingredients), ingredients.objective, shape.balance_rate)

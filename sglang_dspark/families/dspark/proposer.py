@@ -53,7 +53,7 @@ class DSparkProposer:
 
 
 class DSparkBlock:
-    """One pass of the backbone, then the sequential head."""
+    """A block from one pass of the backbone, then the sequential head."""
 
     def __init__(self, state: DSparkState, rows: Tensor, anchor: Tensor, lens: Tensor):
         self.drafter = drafter = state.drafter

@@ -26,7 +26,7 @@ _LAYER = ("self_attn.", "mlp.", "input_layernorm.", "hidden_norm.", "post_attent
 
 
 def _stored(name: str) -> str:
-    """Name in the file: the layer's modules stand below `midlayer`."""
+    """Return the name in the file, where the layer's modules are below `midlayer`."""
     return f"{_MIDLAYER}{name}" if name.startswith(_LAYER) else name
 
 
@@ -36,7 +36,7 @@ def eagle3_tensors(drafter: Eagle3Drafter) -> dict[str, Tensor]:
 
 
 def save_eagle3(drafter: Eagle3Drafter, path: Path, dtype: torch.dtype = torch.float32) -> None:
-    """Write what SGLang serves as EAGLE3."""
+    """Write a checkpoint that SGLang serves as EAGLE3."""
     tensors = rounded(eagle3_tensors(drafter), dtype)
     if drafter.draft_ids is not None:
         tensors["t2d"] = to_t2d(drafter.draft_ids, drafter.config.vocab_size)
@@ -55,7 +55,7 @@ def eagle3_of(config: Eagle3Config, tensors: Mapping[str, Tensor]) -> Eagle3Draf
 def check_eagle3(path: Path, target: Target, *, weights: bool = True) -> Eagle3Config:
     """Read the config of a drafter for `target`, and check its files without their values.
 
-    weights: False where they are not here yet. Raises DSparkError as `load_eagle3`.
+    weights: False if they are not downloaded yet. Raises DSparkError as `load_eagle3`.
     """
     config = _fitting(path, target)
     if weights:

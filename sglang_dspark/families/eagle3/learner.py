@@ -1,5 +1,7 @@
-"""Learner of Eagle3: see `chain`. Its head over the draft vocabulary starts as the target's rows;
-`train_head` says whether it is trained.
+"""Train Eagle3, see `chain`.
+
+Its head over the draft vocabulary starts as the target's rows; `train_head` sets whether it is
+trained.
 """
 
 from __future__ import annotations
@@ -25,25 +27,25 @@ class Eagle3Learner:
     """See `families.learning.learner.Learner`."""
 
     def __init__(self, drafter: Eagle3Drafter, head: TargetHead, objective: ObjectiveConfig):
-        """drafter: attached to its target. head: the target's, over its draft vocabulary."""
+        """Combine a drafter, attached to its target, and the target's head over its vocabulary."""
         self.module, self.gamma = drafter, drafter.config.gamma
         self.chain = ChainLosses(drafter, head, objective, drafter.logits)
 
     def losses(self, batch: PackedBatch) -> LossParts:
-        """CE and L_tv over P * gamma positions."""
+        """Return CE and L_tv over P * gamma positions."""
         return self.chain.losses(batch)
 
     def after_backward(self) -> None:
-        """No weight is held."""
+        """Leave the gradients unchanged: no weight is fixed."""
 
     def export(self, path: Path) -> None:
-        """A checkpoint that SGLang serves as EAGLE3."""
+        """Write a checkpoint that SGLang serves as EAGLE3."""
         save_eagle3(self.module, path, torch.bfloat16)
 
 
 @torch.no_grad()
 def start_from_target(drafter: Eagle3Drafter, weights: dict[str, Tensor], last: int) -> None:
-    """The target's layer `last`, for the token as for the features; its final norm."""
+    """Copy the target's layer `last`, for the token as for the features, and its final norm."""
     prefix, d = f"model.layers.{last}.", drafter.config.hidden_size
     copy_matching(drafter, weights, prefix)
     drafter.hidden_norm.weight.copy_(weights[prefix + "input_layernorm.weight"])
@@ -66,7 +68,7 @@ def build(ingredients: Ingredients) -> Eagle3Learner:
     drafter = Eagle3Drafter(config, ids)
     drafter.to(ingredients.embed_weight.device)
     drafter.lm_head.requires_grad_(shape.train_head)
-    if ingredients.fresh or not shape.train_head:  # a run's state has the trained weights alone
+    if ingredients.fresh or not shape.train_head:  # a run's state holds trained weights only
         drafter.start_head(ingredients.head_weight)
     if ingredients.fresh and shape.init_from_target:
         last = target.num_hidden_layers - 1

@@ -1,8 +1,9 @@
-"""Eagle3 with one layer: embedded token and fused target features in, logits over a reduced
-vocabulary out; its own pre-norm output stands for the features from the second step on.
+"""Eagle3 with one layer: embedded token and fused features in, reduced-vocabulary logits out.
 
-Format and names are those of SGLang's EAGLE3 (sglang/srt/models/llama_eagle3.py). The head
-over the draft vocabulary is the drafter's own and is trained, as in Eagle3.
+From the second step on, the layer's own pre-norm output replaces the target's features.
+
+Format and names are those of SGLang's EAGLE3 (sglang/srt/models/llama_eagle3.py). The head over the
+draft vocabulary is the drafter's own and is trained, as in Eagle3.
 """
 
 from __future__ import annotations
@@ -31,13 +32,13 @@ ARCHITECTURE = EAGLE3
 
 
 def named_layers(raw: Mapping[str, Any]) -> tuple[int, ...] | None:
-    """Return the target layers whose outputs config.json names; None: it names none."""
+    """Return the target layers whose outputs config.json names, or None."""
     layers = (raw.get("eagle_config") or {}).get("eagle_aux_hidden_state_layer_ids")
     return None if layers is None else tuple(layers)
 
 
 def usual_layers(num_target_layers: int) -> tuple[int, ...]:
-    """Return the layers of a drafter that names none: the inputs of SGLang's 2, n // 2 and n - 3.
+    """Return the default layers of a drafter: the inputs of SGLang's 2, n // 2 and n - 3.
 
     sglang/srt/models/llama.py, `set_eagle3_layers_to_capture`.
     """
@@ -57,9 +58,9 @@ class Eagle3Config(ChainConfig):
 
     @classmethod
     def from_dir(cls, path: Path, num_target_layers: int | None = None) -> Eagle3Config:
-        """Read `config.json`; DSparkError says what is missing.
+        """Read `config.json`. Raises DSparkError that names a missing field.
 
-        num_target_layers: gives the layers where config.json names none (`usual_layers`).
+        num_target_layers: gives the layers if config.json names none (`usual_layers`).
         """
         raw = read_config(path)
         with reading_config(path, "Eagle3"):
@@ -72,9 +73,9 @@ class Eagle3Config(ChainConfig):
     def from_json(
         cls, raw: Mapping[str, Any], layers: tuple[int, ...] | None = None
     ) -> Eagle3Config:
-        """Read the contents of `config.json`; KeyError names what is missing.
+        """Read the contents of `config.json`. Raises KeyError that names a missing field.
 
-        layers: in place of those that it names.
+        layers: override those of config.json.
         """
         require_one_layer(raw, "Eagle3")
         if layers is None:
@@ -82,7 +83,7 @@ class Eagle3Config(ChainConfig):
         return cls(**chain_fields(raw), target_layer_ids=layers)
 
     def to_json(self) -> dict[str, Any]:
-        """The `config.json` that this class and stock SGLang both read."""
+        """Return the `config.json` that this class and stock SGLang both read."""
         return {
             "architectures": [ARCHITECTURE],
             **super().to_json(),
@@ -100,7 +101,7 @@ class Eagle3Drafter(ChainDrafter):
     reads_features = True
 
     def __init__(self, config: Eagle3Config, draft_ids: Tensor | None = None):
-        """draft_ids [V'] ascending: tokens that are drafted; None: all."""
+        """Make the layer. draft_ids [V'] ascending: tokens that are drafted; None: all."""
         d, eps = config.hidden_size, config.rms_norm_eps
         super().__init__(config, 2 * d, draft_ids)
         self.target_layer_ids = config.target_layer_ids
@@ -111,17 +112,17 @@ class Eagle3Drafter(ChainDrafter):
         self.lm_head = nn.Linear(d, config.draft_vocab_size, bias=False)
 
     def attach(self, embed_tokens: Tensor, lm_head: Tensor) -> None:
-        """Share the target's embedding [V, d]; the drafter has a head of its own."""
+        """Share the target's embedding [V, d]; the drafter has its own head."""
         self.embed_weight = embed_tokens.detach()
 
     def start_head(self, lm_head: Tensor) -> None:
-        """Copy the draft tokens' rows of the target's LM head [V, d], where training starts."""
+        """Copy the draft tokens' rows of the target's LM head [V, d], the start of training."""
         rows = lm_head if self.draft_ids is None else lm_head[self.draft_ids]
         with torch.no_grad():
             self.lm_head.weight.copy_(rows)
 
     def fuse(self, states: Tensor) -> Tensor:
-        """Features [..., m*d] -> [..., d]."""
+        """Project features [..., m*d] to [..., d]."""
         return self.fc(states)
 
     def enter(self, embedded: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
@@ -130,5 +131,5 @@ class Eagle3Drafter(ChainDrafter):
         return hidden, x
 
     def logits(self, out: Tensor) -> Tensor:
-        """out [..., d] -> [..., V']."""
+        """Map out [..., d] to logits [..., V']."""
         return self.lm_head(self.norm(out))

@@ -1,5 +1,6 @@
-"""Start a drafter from the target: draft layers from its last layers, the projection from its last
-captured features.
+"""Start a drafter from the target.
+
+Draft layers start from its last layers, the projection from its last captured features.
 """
 
 from __future__ import annotations
@@ -34,9 +35,9 @@ _OPTIONAL = {  # Qwen3's norms of heads are copied, Qwen2's biases are not
 
 
 def backbone_fields(shape: BaseShape, mask_token_id: int, target: Any) -> dict[str, Any]:
-    """`DrafterConfig`'s fields of a backbone, with widths and heads of the target's config.
+    """Return `DrafterConfig`'s fields of a backbone, with widths and heads of the target's config.
 
-    Raises DSparkError where layers are to begin as the target's that it does not have.
+    Raises DSparkError if the target has fewer layers than the drafter is to copy.
     """
     started = getattr(shape, "start_from", None) is not None
     if shape.init_from_target and not started and shape.layers > target.num_hidden_layers:
@@ -65,9 +66,9 @@ def backbone_fields(shape: BaseShape, mask_token_id: int, target: Any) -> dict[s
 
 
 def target_weights(target_dir: Path) -> dict[str, Tensor]:
-    """All tensors of the target's checkpoint, by name.
+    """Load all tensors of the target's checkpoint, by name.
 
-    Raises DSparkError where its layers are not of Llama's form.
+    Raises DSparkError if its layers are not of Llama's form.
     """
     weights: dict[str, Tensor] = {}
     for file in sorted(target_dir.glob("*.safetensors")):
@@ -83,7 +84,7 @@ def target_weights(target_dir: Path) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def start_backbone(backbone: Backbone, c: DrafterConfig, weights: dict[str, Tensor]) -> None:
-    """Layers and norms from the target's last ones; the last captured features pass through."""
+    """Copy the target's last layers and norms; the last captured features pass through."""
     first = c.num_target_layers - c.num_layers
     for i, layer in enumerate(backbone.layers):
         _copy_layer(layer, weights, f"model.layers.{first + i}.")
@@ -98,13 +99,13 @@ def start_backbone(backbone: Backbone, c: DrafterConfig, weights: dict[str, Tens
 
 @torch.no_grad()
 def start_projection(weight: Tensor, hidden_size: int) -> None:
-    """Feature projection [d, m*d]: the last layer's features and a little noise."""
+    """Fill the feature projection [d, m*d]: the last layer's features and a little noise."""
     weight.normal_(std=1e-3)
     weight[:, -hidden_size:] += torch.eye(hidden_size, device=weight.device)
 
 
 def _copy_layer(layer: DraftLayer, weights: dict[str, Tensor], prefix: str) -> None:
-    """Copy one target layer; head norms, which Llama lacks, start at the scale its heads have."""
+    """Copy one target layer; head norms, which Llama lacks, start at the scale of its heads."""
     own = dict(layer.named_parameters())
     for name, parameter in own.items():
         source = weights.get(prefix + name)

@@ -1,4 +1,4 @@
-"""`Learner`, which the trainer trains, and `Ingredients`, which one is built from.
+"""Define `Learner`, which the trainer trains, and `Ingredients`, the inputs to build one.
 
 A learner turns a packed batch into losses and its module into a checkpoint.
 """
@@ -28,17 +28,22 @@ class Learner(Protocol):
 
     @property
     def module(self) -> nn.Module:
-        """The drafter."""
+        """Return the drafter."""
         ...
 
     def losses(self, batch: PackedBatch) -> LossParts:
-        """Forward pass over a batch. The trainer calls it under autocast where products are half
-        precision; `LossParts.total` is a mean over `LossParts.weight`."""
+        """Run the forward pass over a batch and return its losses.
+
+        The trainer calls it under autocast if products are half precision; `LossParts.total` is a
+        mean over `LossParts.weight`.
+        """
         ...
 
     def after_backward(self) -> None:
-        """Last change to the gradients, e.g. none for weights that are held. Under FSDP they are
-        sharded by rows: work on `families.learning.shards.local(parameter.grad)`."""
+        """Change the gradients before the update, e.g. zero those of fixed weights.
+
+        Under FSDP they are sharded by rows: use `families.learning.shards.local(parameter.grad)`.
+        """
         ...
 
     def export(self, path: Path) -> None:
@@ -53,9 +58,9 @@ class Ingredients:
     shape: options of the kind, the config's `drafter`. objective: weights of the losses.
     target_dir: the target's checkpoint. target: its Transformers config. embed_weight, head_weight:
     [V, d] float32 of the target. vocabulary: ids [V'] int64, ascending, of the reduced draft
-    vocabulary, or None. counts: [V] int64, how often each token occurs in the answers. pairs:
+    vocabulary, or None. counts: [V] int64, occurrences of each token in the answers. pairs:
     [2, n] int64, their bigrams. half: products run in bfloat16 (the trainer's autocast). fresh:
-    False when weights are loaded right after, so that initial ones need not be computed.
+    False if weights are loaded right after, so that initial ones need not be computed.
     """
 
     shape: BaseShape

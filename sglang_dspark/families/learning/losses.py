@@ -1,13 +1,13 @@
-"""The paper's objective (3.3, eqs. 8-12), fused so that one tensor of vocabulary size is kept.
+"""Compute the paper's objective (3.3, eqs. 8-12), keeping one tensor of vocabulary size.
 
     L = sum_k w_k (a_ce CE_k + a_tv L1_k + a_conf BCE_k) / sum_k w_k,   w_k = exp(-(k-1)/gamma)
 
-CE against the target's token, or against its distribution as Eagle3 is trained (`soft_labels`);
-`decay` replaces gamma in w_k. L1 = sum_v |p_t - p_d| (eq. 10) is the whole L1 norm, twice the
-total variation distance TV; the confidence is taught the exact acceptance rate of its position,
-1 - TV = sum_v min(p_t, p_d). v runs over the target's whole vocabulary: outside a reduced draft
-vocabulary p_d is 0, so the target's mass there is a part of L1 that no draft can lower, and p_t is
-not normalised anew inside. So L1 = 2 (1 - sum_v min(p_t, p_d)), summed over the draft vocabulary.
+CE is against the target's token, or against its distribution as Eagle3 is trained (`soft_labels`);
+`decay` replaces gamma in w_k. L1 = sum_v |p_t - p_d| (eq. 10) is the whole L1 norm, twice the total
+variation distance TV. The confidence is taught the exact acceptance rate of its position, 1 - TV =
+sum_v min(p_t, p_d). v runs over the target's whole vocabulary. Outside a reduced draft vocabulary
+p_d is 0, so the target's mass there is a part of L1 that no draft can lower, and p_t is not
+renormalised inside. So L1 = 2 (1 - sum_v min(p_t, p_d)), summed over the draft vocabulary.
 """
 
 from __future__ import annotations
@@ -30,8 +30,11 @@ def position_weights(gamma: int, decay: float | None) -> Tensor:
 
 
 class _DraftDistribution(torch.autograd.Function):
-    """Weighted CE and L1 of N positions. Rows are worked through in chunks that stay in cache, and
-    the gradient is made on the way: it is the only tensor of vocabulary size that is kept."""
+    """Weighted CE and L1 of N positions.
+
+    Rows are processed in chunks that stay in cache. The forward pass also computes the gradient,
+    the only tensor of vocabulary size that is kept.
+    """
 
     @staticmethod
     def forward(
@@ -94,10 +97,13 @@ def _soft_cross_entropy(
 
 @dataclass(frozen=True)
 class LossParts:
-    """total: scalar to differentiate, a mean over `weight`, the sum of the positions' weights, so
-    that total * weight adds up over parts of a batch. accept, nll: [N = P * gamma] per position,
+    """Losses of a batch.
+
+    total: scalar to differentiate, a mean over `weight`. weight: the sum of the positions' weights,
+    so that total * weight adds up over parts of a batch. accept, nll: [N = P * gamma] per position,
     no gradient. terms: [3] means of CE, L1 and BCE, no gradient, whose sum by the objective's
-    weights is total. confidence: [N] logits, or None for a drafter without a confidence head."""
+    weights is total. confidence: [N] logits, or None for a drafter without a confidence head.
+    """
 
     total: Tensor
     weight: Tensor
@@ -116,11 +122,11 @@ def dspark_loss(
     weight: Tensor,
     objective: ObjectiveConfig,
 ) -> LossParts:
-    """The three losses over N positions.
+    """Compute the three losses over N positions.
 
     logits, target [N, V'] of draft and target; log_partition [N]: logsumexp of the target over its
-    whole vocabulary; label [N] (column in V', -1 when outside); confidence [N] logits; weight [N],
-    0 for padding. The weights are normalised to sum 1. Without a confidence head pass None.
+    whole vocabulary; label [N] (column in V', -1 if outside); confidence [N] logits, None without a
+    confidence head; weight [N], 0 for padding. The weights are normalised to sum 1.
     """
     total_weight = weight.sum().clamp(min=1e-9)
     weight = weight / total_weight

@@ -7,5 +7,5 @@ from torch.distributed.tensor import DTensor
 
 
 def local(tensor: Tensor) -> Tensor:
-    """Return this process's rows of a sharded tensor; a tensor that is not sharded as it is."""
+    """Return this process's rows of a sharded tensor, or an unsharded tensor unchanged."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor

@@ -14,7 +14,10 @@ class TargetHead:
     """The target's LM head over the draft vocabulary, kept in the dtype its products run in."""
 
     def __init__(self, head_weight: Tensor, vocabulary: Tensor | None, *, half: bool):
-        """head_weight [V, d]; vocabulary ids [V'] or None for all; half: products in bfloat16."""
+        """Select the draft vocabulary's rows of head_weight [V, d].
+
+        vocabulary: ids [V'], or None for all. half: products in bfloat16.
+        """
         rows = head_weight if vocabulary is None else head_weight[vocabulary]
         self.weight = rows.bfloat16() if half else rows  # [V', d]
         size = len(head_weight)
@@ -25,19 +28,22 @@ class TargetHead:
             self._column[vocabulary] = torch.arange(len(vocabulary), device=rows.device)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """hidden [..., d] -> logits [..., V'] in the products' dtype; differentiable in hidden."""
+        """Map hidden [..., d] to logits [..., V'] in the products' dtype, differentiably."""
         return nn.functional.linear(hidden.to(self.weight.dtype), self.weight)
 
     def columns(self, tokens: Tensor) -> Tensor:
-        """Token ids -> columns of the logits, -1 outside the draft vocabulary."""
+        """Map token ids to columns of the logits, -1 outside the draft vocabulary."""
         return self._column[tokens]
 
 
 def headless_losses(
     logits: Tensor, batch: PackedBatch, head: TargetHead, objective: ObjectiveConfig
 ) -> LossParts:
-    """The objective for drafters without a confidence head: logits [P, gamma, V'] over the draft
-    vocabulary of `head`, against the target's distribution at every position."""
+    """Compute the objective of drafters without a confidence head.
+
+    logits [P, gamma, V'] over the draft vocabulary of `head`, against the target's distribution at
+    every position.
+    """
     with torch.no_grad():
         target = head.logits(batch.hidden)
     weight = position_weights(batch.gamma, objective.decay).to(logits.device) * batch.valid

@@ -1,10 +1,10 @@
-"""Experts from a dense MLP, so that a layer with experts starts as the same function ("sparse
-upcycling", Komatsuzaki et al., 2023; here its neurons are divided, not copied whole).
+"""Split a dense MLP into experts, so that a layer with experts starts as the same function.
 
-The shared experts take the MLP's largest neurons. Routed experts come in groups of k = experts per
-token; each group deals out the rest anew, and its experts have one router row in common. So a token
-starts with the k experts of one group: all of the MLP's neurons, with weights that sum to k and are
-equal. Training then makes the experts differ.
+This is "sparse upcycling" (Komatsuzaki et al., 2023), but the neurons are divided, not copied
+whole. The shared experts get the MLP's largest neurons. Routed experts form groups of k = experts
+per token; each group divides the rest in its own random order, and its experts share one router
+row. So a token starts with the k experts of one group: all of the MLP's neurons, with equal weights
+that sum to k. Training then makes the experts differ.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ _SEED = 0x5EED
 def split_mlp(moe: MoE, gate: Tensor, up: Tensor, down: Tensor) -> bool:
     """Fill the experts with the neurons of an MLP: gate, up [I, d], down [d, I].
 
-    False, and nothing done, where they cannot add up to it: a token's experts have other neurons
-    than I in number, groups of k do not divide the experts, or weights are not normalised to k.
+    Returns False, with no change, if they cannot add up to it: a token's experts do not have I
+    neurons in all, groups of k do not divide the experts, or weights are not normalised to k.
     """
     c = moe.gate.c
     k, width, shared = c.experts_per_token, c.moe_intermediate_size, c.num_shared_experts

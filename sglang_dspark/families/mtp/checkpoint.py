@@ -25,7 +25,7 @@ TOKEN_MAP = "token_map.pt"
 
 
 def _stored(name: str) -> str:
-    """Name in the file: the layer's modules stand below `layers.0`."""
+    """Return the name in the file, where the layer's modules are below `layers.0`."""
     return name if name.startswith("fc.") else f"layers.0.{name}"
 
 
@@ -35,10 +35,11 @@ def mtp_tensors(drafter: MTPDrafter) -> dict[str, Tensor]:
 
 
 def save_mtp(drafter: MTPDrafter, path: Path, dtype: torch.dtype = torch.float32) -> None:
-    """Write what SGLang serves as EAGLE.
+    """Write a checkpoint that SGLang serves as EAGLE.
 
-    With a reduced draft vocabulary, `token_map.pt` beside it is for `--speculative-token-map`
-    (SGLang reads no other format there); without that option SGLang drafts over all tokens.
+    With a reduced draft vocabulary, `token_map.pt` in the same directory is for
+    `--speculative-token-map` (SGLang reads no other format there). Without that option SGLang
+    drafts over all tokens.
     """
     write_checkpoint(path, rounded(mtp_tensors(drafter), dtype), drafter.config.to_json())
     if drafter.draft_ids is not None:
@@ -57,7 +58,7 @@ def mtp_of(config: MTPConfig, tensors: Mapping[str, Tensor]) -> MTPDrafter:
 def check_mtp(path: Path, target: Target, *, weights: bool = True) -> MTPConfig:
     """Read the config of a drafter for `target`, and check its files without their values.
 
-    weights: False where they are not here yet. Raises DSparkError as `load_mtp`.
+    weights: False if they are not downloaded yet. Raises DSparkError as `load_mtp`.
     """
     config = _fitting(path, target)
     if weights:

@@ -1,4 +1,4 @@
-"""Learner of MTP: see `chain`. The layer's output is read by the target's own head."""
+"""Train MTP, see `chain`. The target's own head reads the layer's output."""
 
 from __future__ import annotations
 
@@ -26,29 +26,29 @@ class MTPLearner:
     """See `families.learning.learner.Learner`."""
 
     def __init__(self, drafter: MTPDrafter, head: TargetHead, objective: ObjectiveConfig):
-        """drafter: attached to its target. head: the target's, over its draft vocabulary."""
+        """Combine a drafter, attached to its target, and the target's head over its vocabulary."""
         self.module, self.gamma = drafter, drafter.config.gamma
         self.chain = ChainLosses(drafter, head, objective, head.logits)
 
     def losses(self, batch: PackedBatch) -> LossParts:
-        """CE and L_tv over P * gamma positions."""
+        """Return CE and L_tv over P * gamma positions."""
         return self.chain.losses(batch)
 
     def after_backward(self) -> None:
-        """No weight is held."""
+        """Leave the gradients unchanged: no weight is fixed."""
 
     def export(self, path: Path) -> None:
-        """A checkpoint that SGLang serves as EAGLE."""
+        """Write a checkpoint that SGLang serves as EAGLE."""
         save_mtp(self.module, path, torch.bfloat16)
 
 
 @torch.no_grad()
 def start_projection(drafter: MTPDrafter, gain: Tensor) -> None:
-    """Random projection that weighs embedding and hidden state alike and starts small.
+    """Fill a small random projection that weighs embedding and hidden state equally.
 
-    gain [d]: weight of the target's final norm, the size of its hidden states. The target's own
-    last layer is no start here: without an input norm and a final norm its copied weights meet
-    inputs of another size, and gradients explode in the first steps.
+    gain [d]: weight of the target's final norm, the size of its hidden states. The target's last
+    layer is not copied: without an input norm and a final norm, its weights get inputs of another
+    size, and gradients explode in the first steps.
     """
     d = drafter.config.hidden_size
     sizes = (drafter.embed_weight.pow(2).mean().sqrt(), gain.pow(2).mean().sqrt())
@@ -58,7 +58,7 @@ def start_projection(drafter: MTPDrafter, gain: Tensor) -> None:
 
 
 def start_from(drafter: MTPDrafter, path: Path) -> None:
-    """Take the weights of a drafter of the same shape; DSparkError where the shapes differ."""
+    """Copy the weights of a drafter of the same shape. Raises DSparkError if the shapes differ."""
     found = load_mtp(path, drafter.embed_weight, drafter.embed_weight)
     if found.config != drafter.config:
         raise DSparkError(
@@ -68,8 +68,11 @@ def start_from(drafter: MTPDrafter, path: Path) -> None:
 
 
 def build(ingredients: Ingredients) -> MTPLearner:
-    """An MTP drafter that starts from another or from random weights, its projection fitted to the
-    target's sizes."""
+    """Build the learner of an MTP drafter.
+
+    The drafter starts from another one or from random weights, its projection fitted to the
+    target's sizes.
+    """
     ids, target = ingredients.vocabulary, ingredients.target
     shape = ingredients.shape
     assert isinstance(shape, MTPShape)

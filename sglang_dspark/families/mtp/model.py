@@ -1,10 +1,10 @@
-"""MTP: one layer that reads the embedded token and the target's last hidden state, chained for 1, 3
-or 5 steps with the same weights.
+"""MTP: one layer that reads the embedded token and the target's last hidden state.
 
-Format and names are those that SGLang serves as EAGLE for a Llama target
-(sglang/srt/models/llama_eagle.py): a projection with bias of [embedding; hidden], a layer without
-input norm, no final norm, so that the layer's output is an estimate of the target's last hidden
-state (after its final norm), which the target's LM head reads and the next step takes.
+It is chained for 1, 3 or 5 steps with the same weights. Format and names are those that SGLang
+serves as EAGLE for a Llama target (sglang/srt/models/llama_eagle.py): a projection with bias of
+[embedding; hidden], a layer without input norm, no final norm. So the layer's output is an estimate
+of the target's last hidden state (after its final norm). The target's LM head and the next step
+read it.
 """
 
 from __future__ import annotations
@@ -32,23 +32,23 @@ ARCHITECTURE = MTP
 
 @dataclass(frozen=True)
 class MTPConfig(ChainConfig):
-    """As `ChainConfig`."""
+    """Shape of an MTP drafter, see `ChainConfig`."""
 
     @classmethod
     def from_dir(cls, path: Path) -> MTPConfig:
-        """Read `config.json`; DSparkError says what is missing."""
+        """Read `config.json`. Raises DSparkError that names a missing field."""
         raw = read_config(path)
         with reading_config(path, "MTP"):
             return cls.from_json(raw)
 
     @classmethod
     def from_json(cls, raw: Mapping[str, Any]) -> MTPConfig:
-        """Read the contents of `config.json`; KeyError names what is missing."""
+        """Read the contents of `config.json`. Raises KeyError that names a missing field."""
         require_one_layer(raw, "MTP")
         return cls(**chain_fields(raw))
 
     def to_json(self) -> dict[str, Any]:
-        """The `config.json` that this class and stock SGLang both read."""
+        """Return the `config.json` that this class and stock SGLang both read."""
         return {"architectures": [ARCHITECTURE], **super().to_json()}
 
 
@@ -61,7 +61,7 @@ class MTPDrafter(ChainDrafter):
     target_layer_ids = ()
 
     def __init__(self, config: MTPConfig, draft_ids: Tensor | None = None):
-        """draft_ids [V'] ascending: tokens that are drafted; None: all."""
+        """Make the layer. draft_ids [V'] ascending: tokens that are drafted; None: all."""
         super().__init__(config, config.hidden_size, draft_ids)
         self.fc = nn.Linear(2 * config.hidden_size, config.hidden_size)
         self.register_buffer("head_weight", torch.empty(0, config.hidden_size), persistent=False)
@@ -73,7 +73,7 @@ class MTPDrafter(ChainDrafter):
         self.head_weight = full if ids is None else self.ops.take_rows(full, ids)
 
     def fuse(self, states: Tensor) -> Tensor:
-        """The target's last hidden state [..., d], as it is."""
+        """Return the target's last hidden state [..., d] unchanged."""
         return states
 
     def enter(self, embedded: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
@@ -82,6 +82,6 @@ class MTPDrafter(ChainDrafter):
         return x, x
 
     def logits(self, out: Tensor) -> Tensor:
-        """out [..., d] -> [..., V']."""
-        # A backend may attach an LM head with padding behind the vocabulary.
+        """Map out [..., d] to logits [..., V']."""
+        # A backend may attach an LM head with padding after the vocabulary.
         return self.ops.multiply(out, self.head_weight)[..., : self.config.draft_vocab_size]

@@ -1,1 +1,1 @@
-"""The scheduler without a model: scenarios, rules run against them, the oracle, and regret."""
+"""Simulate the scheduler without a model: scenarios, rules, the oracle, and regret."""

@@ -1,17 +1,16 @@
-"""Bound every rule: rates that none can exceed, as they need the present survivals.
+"""Compute upper bounds of the rate of any rule, from the current step's survivals.
 
-Every step offers (depth, K) pairs: expected tokens tau and true seconds T. Two questions:
+Every step offers (depth, K) pairs: expected tokens tau and true seconds T. There are two bounds:
 
-`rates_by_load`  at each R by itself, the largest sum(tau) / sum(T) over the steps of that R.
-`whole_run_rate` the largest sum(tau) / sum(T) over all steps together.
+`by_load`   at each R by itself, the largest sum(tau) / sum(T) over the steps of that R.
+`whole_run` the largest sum(tau) / sum(T) over all steps together.
 
-Both by Dinkelbach's iteration: with rate L in hand each step takes the pair of largest tau - L T,
-and the rate of those is the next L. Regret is measured against the first. The second is an upper
-bound of what a trace allows, but of no use to clients: as a trace fixes how many
-steps each load lasts, it gains by hurrying through light loads, where each step brings few tokens,
-and by lingering at heavy ones, and serves both more slowly than it could. It may even choose to be
-slower than plain decoding (docs/scheduler.md has the numbers). A load that lasts for a time, or
-until its tokens are written, offers no such trade.
+Both use Dinkelbach's iteration: at rate L each step takes the pair of largest tau - L T, and the
+rate of those pairs is the next L. Regret is measured against the first. The second bounds a trace
+but is of no use to clients. A trace fixes how many steps each load lasts, so this bound uses short
+steps at light loads, where each step yields few tokens, and long steps at heavy ones, and serves
+both more slowly than it could. It may even be slower than plain decoding (docs/scheduler.md has the
+numbers). A load that lasts for a time, or until its tokens are written, allows no such trade.
 """
 
 from __future__ import annotations
@@ -39,12 +38,12 @@ class Options:
 
 
 def options_of(machine: Machine, trace: Trace, gamma: int) -> list[Options]:
-    """Every (depth, K) of every step, with the survivals and costs that it really has."""
+    """Return every (depth, K) of every step, with its true survivals and costs."""
     return [_options(machine, trace, t, gamma) for t in range(trace.steps)]
 
 
 def largest_rate(options: Sequence[Options]) -> float:
-    """Largest tokens / seconds of these steps together, one pair each."""
+    """Return the largest tokens / seconds of these steps together, one pair each."""
     rate = 0.0
     for _ in range(ROUNDS):
         chosen = [int(np.argmax(o.tokens - rate * o.seconds)) for o in options]
@@ -65,7 +64,7 @@ class Oracle:
     requests: NDArray[np.int64]
 
     def regret(self, run: Run) -> float:
-        """Part of the tokens that `run` missed in the time it spent at each load; in [0, 1)."""
+        """Return the part of tokens that `run` missed in the time spent at each load; in [0, 1)."""
         best = sum(
             rate * float(run.seconds[self.requests == load].sum())
             for load, rate in self.by_load.items()
@@ -73,12 +72,12 @@ class Oracle:
         return 1 - float(run.tokens.sum()) / best
 
     def whole_run_regret(self, run: Run) -> float:
-        """1 - the run's rate over the largest rate of the whole run."""
+        """Return 1 - the run's rate over the largest rate of the whole run."""
         return 1 - run.rate / self.whole_run
 
 
 def oracle_of(machine: Machine, trace: Trace, gamma: int) -> Oracle:
-    """Both rates of a trace on a machine."""
+    """Compute both rates of a trace on a machine."""
     options = options_of(machine, trace, gamma)
     requests = np.array([len(rows) for rows in trace.rows])
     by_load = {

@@ -1,14 +1,14 @@
-"""Regret of scheduling rules against the oracle, over random machines and traces.
+"""Measure the regret of scheduling rules against the oracle, over random machines and traces.
 
-A rule's regret on a trace is the share of tokens it missed, at each load in the time it spent
-there (`oracle.Oracle.regret`). Against the best rate of the whole run, which trades loads against
-each other, it is reported as well.
+A rule's regret on a trace is the share of tokens it missed, at each load in the time it spent there
+(`oracle.Oracle.regret`). The regret against the best rate of the whole run, which trades loads
+against each other, is reported as well.
 
-`dspark` runs the policy that serves (`guard.SERVING_GUARD`). `marginless` is the same but takes
-every gain, however small: what lies between the two is the price of the margin that a server keeps
-for what no profile sees. `informed` is `dspark` with exact costs and a guard that experience cannot
-stop: what is left of its regret is mostly the margin's price, and that of planning on survivals of
-two steps ago, which being lossless under the overlap loop asks.
+`dspark` runs the policy of servers (`guard.SERVING_GUARD`). `marginless` is the same with min_gain
+0: the difference is the price of the margin that a server keeps for costs that no profile shows.
+`informed` is `dspark` with exact costs and a guard that measurements cannot stop. Its regret is
+mostly the margin's price, and the price of planning on survivals of two steps ago, which
+losslessness under the overlap loop requires.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ LOADS = (8, 16, 32, 64, 128)
 
 @dataclass(frozen=True)
 class RegretPlan:
-    """worlds: how many machines, each with a trace of `steps` steps; noise of the profile."""
+    """worlds: number of machines, each with a trace of `steps` steps; noise of the profile."""
 
     worlds: int = 200
     steps: int = 400
@@ -51,14 +51,14 @@ class RegretPlan:
 
 
 class Regret(NamedTuple):
-    """Of one rule on one world, in 0..1: against the oracle of each load, and of the whole run."""
+    """Regret of a rule on one world, in 0..1: against the oracle of each load, and of the run."""
 
     by_load: float
     whole_run: float
 
 
 def regrets_of(plan: RegretPlan, world: int) -> dict[str, Regret]:
-    """Regret of each rule on one random world; deterministic."""
+    """Return the regret of each rule on one random world; deterministic."""
     rng = np.random.default_rng((plan.seed, world))
     most = LOADS[world % len(LOADS)]
     machine = random_machine(rng, most, plan.gamma)
@@ -89,11 +89,10 @@ def regrets_of(plan: RegretPlan, world: int) -> dict[str, Regret]:
 
 
 def measure(plan: RegretPlan, tell: Callable[[int], None] | None = None) -> dict[str, Any]:
-    """`{rule: {median, worst, mean, by_world, whole_run: {same}}}` over all worlds, and the plan.
+    """Measure `{rule: {median, worst, mean, by_world, whole_run: {same}}}` over all worlds.
 
-    by_world: [worlds] regrets in the order of their numbers.
-
-    tell: worlds done.
+    The result holds the plan too. by_world: [worlds] regrets in the order of their numbers. tell:
+    called with the number of worlds done.
     """
     found: dict[str, list[Regret]] = {name: [] for name in RULES}
     for world in range(plan.worlds):

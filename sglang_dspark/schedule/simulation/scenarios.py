@@ -1,8 +1,8 @@
-"""Make loads to run the scheduler without a model: cost curves, acceptance traces, requests.
+"""Make cost curves, acceptance traces and requests to run the scheduler without a model.
 
-Curves are what serving shows: staircases of captured batch tiers with uneven steps, and curves
-without padding that bend. Traces are requests that come and go, each easy or hard, with conditional
-acceptance that drifts from step to step; bursts change how many there are.
+Curves resemble those of serving: staircases of captured batch tiers with uneven steps, and bent
+curves without padding. Traces are requests that start and end, each easy or hard, with conditional
+acceptance that drifts from step to step; bursts change their number.
 
 `random_machine` and `random_trace` mix everything.
 """
@@ -26,7 +26,7 @@ class Machine:
     """True costs. tokens: [> R (1 + gamma)] seconds by B; draft: [gamma + 1] seconds by depth.
 
     drift: factor on everything at the end of the trace (1: none), reached linearly.
-    knots, padded: what a profile of it would time.
+    knots, padded: as in a profile of it (`CostTable`).
     """
 
     tokens: Seconds
@@ -36,13 +36,13 @@ class Machine:
     drift: float = 1.0
 
     def seconds(self, tokens: int, depth: int, progress: float) -> float:
-        """Of a step over `tokens` tokens, at `progress` in 0..1 through the trace."""
+        """Return seconds of a step over `tokens` tokens, at `progress` in 0..1 of the trace."""
         factor = 1 + (self.drift - 1) * progress
         return float((self.tokens[tokens] + self.draft[depth]) * factor)
 
     @property
     def timed(self) -> tuple[int, ...]:
-        """Batches that a profile times: every tier that batches can be padded to.
+        """Return the batches that a profile times: every tier that batches can be padded to.
 
         The tier that holds the largest batch is timed with that batch.
         """
@@ -50,7 +50,7 @@ class Machine:
         return (*(k for k in self.knots if k < most), most)
 
     def profile(self, rng: np.random.Generator, noise: float) -> CostTable:
-        """A table as timed at the start, each figure off by a factor of about 1 +- noise."""
+        """Return a table as timed at the start, each number off by a factor of about 1 +- noise."""
         knots = self.timed
         exact = self.tokens[list(knots)]
         timed = exact * np.exp(noise * rng.standard_normal(len(exact)))
@@ -67,7 +67,7 @@ class Trace:
     """Events step by step: pool rows in use, their generations, conditional acceptance.
 
     rows[t], generations[t]: [R_t] int64; confidence[t]: [R_t, gamma] float32, calibrated: chance
-    that each draft is accepted, those before it being so.
+    that each draft is accepted, given that those before it are.
     """
 
     rows: tuple[Counts, ...]
@@ -77,12 +77,12 @@ class Trace:
 
     @property
     def steps(self) -> int:
-        """Length in steps."""
+        """Return the length in steps."""
         return len(self.rows)
 
 
 def random_machine(rng: np.random.Generator, max_requests: int, gamma: int) -> Machine:
-    """A jagged staircase (two of three) or a bent curve without padding; seconds."""
+    """Make a jagged staircase (two of three) or a bent curve without padding; seconds."""
     base = 0.01 * rng.uniform(0.5, 2.0)
     padded = bool(rng.random() < 2 / 3)
     slope = base * 10 ** rng.uniform(-3.5, -1.0)  # of a token, from memory-bound to steep
@@ -93,8 +93,10 @@ def random_machine(rng: np.random.Generator, max_requests: int, gamma: int) -> M
 def machine_from(
     rng: np.random.Generator, most: int, gamma: int, base: float, slope: float, padded: bool
 ) -> Machine:
-    """Times without drift. base: seconds of the smallest pass; slope: of a token, on average;
-    most: tokens of the largest batch; padded: a batch costs what its tier does.
+    """Make a machine without drift.
+
+    base: seconds of the smallest pass; slope: of a token, on average; most: tokens of the largest
+    batch; padded: a batch costs as much as its tier.
     """
     knots = tuple(k for k in TIERS if k < most)
     knots = (*knots, *range(knots[-1] + 128, most + 128, 128))
@@ -110,7 +112,7 @@ def machine_from(
 
 
 def random_trace(rng: np.random.Generator, max_requests: int, gamma: int, steps: int) -> Trace:
-    """Requests that live about 100 steps, a load that changes now and then, a shift of subject."""
+    """Make requests of about 100 steps; the load changes, and acceptance in 1 of 3 traces."""
     level = rng.uniform(-0.5, 3.0)  # mean logit of acceptance
     shifted = level + rng.choice([0.0, 0.0, rng.uniform(-2.0, 1.0)])
 
@@ -133,8 +135,10 @@ def trace_from(
     levels: tuple[float, float],
     active: Callable[[int, int], int],
 ) -> Trace:
-    """Requests that live about 100 steps. levels: mean logit of acceptance in either half.
-    active: requests at step t, given those of the step before (0 before the first).
+    """Make requests of about 100 steps.
+
+    levels: mean logit of acceptance in either half. active: requests at step t, given those of the
+    step before (0 before the first).
     """
     generations = np.arange(max_requests) + 1
     own = levels[0] + rng.standard_normal(max_requests)
@@ -160,7 +164,7 @@ def trace_from(
 def sample_accepted(
     rng: np.random.Generator, confidence: Gains, verified: Counts
 ) -> NDArray[np.int64]:
-    """Drafts accepted by chance, [R], within the verify lengths."""
+    """Sample the drafts accepted, [R], within the verify lengths."""
     kept = rng.random(confidence.shape) < confidence
     position = np.arange(confidence.shape[1])
     kept &= position < verified[:, None]

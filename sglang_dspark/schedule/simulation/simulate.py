@@ -1,15 +1,15 @@
 """Run scheduling rules against machines and traces, without a model.
 
-Each rule sees what it would see in serving. A step is scored by its expected tokens, given the
-calibrated chances, over its true seconds; a run by the total of one over the total of the other.
-All rules see the same trace, step by step.
+Each rule has the inputs that it would have in serving. A step's expected tokens are those of the
+calibrated confidences. A run is scored by its expected tokens over its true seconds. All rules see
+the same trace, step by step.
 
-The oracle, which is no rule, is in `schedule/simulation/oracle.py`.
+The oracle, which is not a rule, is in `schedule/simulation/oracle.py`.
 
 ours        `SearchPlanner` with a noisy profile, relay lag 2, online correction and the guard.
 algorithm1  early stop on the present step, true costs.
 upstream    described from its behaviour: lagged survivals; unknown requests count as certain; a
-            pass of B tokens is taken to cost what the largest probe <= B costs; no draft cost.
+            pass of B tokens costs as much as the largest probe <= B; no draft cost.
 static      verifies every draft. plain drafts nothing.
 """
 
@@ -31,7 +31,7 @@ from sglang_dspark.schedule.relay import Relay
 from sglang_dspark.schedule.simulation.scenarios import Machine, Trace, sample_accepted
 
 Floats = NDArray[np.float64]
-UPSTREAM_LEAST = 1e-6  # upstream takes no draft of a smaller survival
+UPSTREAM_LEAST = 1e-6  # upstream admits no draft of a smaller survival
 
 
 @dataclass(frozen=True)
@@ -45,11 +45,11 @@ class Run:
 
     @property
     def rate(self) -> float:
-        """Tokens a second over the whole run."""
+        """Return the tokens per second over the whole run."""
         return float(self.tokens.sum() / self.seconds.sum())
 
 
-# Given a step's number: the verify lengths and the depth drafted.
+# Maps a step's number to the verify lengths and the depth drafted.
 Rule = Callable[[int], tuple[Counts, int]]
 
 
@@ -67,7 +67,7 @@ def score(machine: Machine, trace: Trace, rule: Rule) -> Run:
 def outcome(
     machine: Machine, trace: Trace, t: int, lengths: Counts, depth: int
 ) -> tuple[float, float]:
-    """Expected tokens and true seconds of step t with these verify lengths."""
+    """Return expected tokens and true seconds of step t with these verify lengths."""
     survivals = gains(trace.confidence[t])
     kept = np.arange(survivals.shape[1]) < lengths[:, None]
     requests = len(lengths)
@@ -77,17 +77,17 @@ def outcome(
 
 
 def plain_rule(trace: Trace) -> Rule:
-    """No drafts."""
+    """Return the rule that drafts nothing."""
     return lambda t: (np.zeros(len(trace.rows[t]), np.int64), 0)
 
 
 def static_rule(trace: Trace, gamma: int) -> Rule:
-    """All drafts."""
+    """Return the rule that verifies all drafts."""
     return lambda t: (np.full(len(trace.rows[t]), gamma, np.int64), gamma)
 
 
 def algorithm1_rule(machine: Machine, trace: Trace, gamma: int) -> Rule:
-    """Early stop on the present step's survivals, true costs."""
+    """Return the rule of early stop on the current step's survivals, with true costs."""
     workspace = Workspace(trace.pool_rows, gamma)
     costs = Costs(machine.tokens, 0.0, machine.draft)
 
@@ -100,7 +100,7 @@ def algorithm1_rule(machine: Machine, trace: Trace, gamma: int) -> Rule:
 
 
 def upstream_rule(machine: Machine, trace: Trace, gamma: int, table_seconds: Seconds) -> Rule:
-    """Global search as upstream describes it; table_seconds: [knots] of its profile."""
+    """Return the rule of upstream's global search; table_seconds: [knots] of its profile."""
     batch = np.arange(len(machine.tokens))
     at = np.maximum(np.searchsorted(machine.timed, batch, side="right") - 1, 0)
     costs = Costs(table_seconds[at], 0.0, np.zeros(gamma + 1))
@@ -131,10 +131,10 @@ def our_rule(
     speed: Floats | None = None,
     config: PlannerConfig | None = None,
 ) -> Rule:
-    """Run the whole planner on sampled outcomes and step times that are off by about `noise`.
+    """Return the rule of the whole planner, on sampled outcomes and noisy step times.
 
-    speed: [steps] factors on the times that it measures, of a machine that is shared with others.
-    The score ignores them: they do not depend on the rule.
+    noise: standard deviation of log step times. speed: [steps] factors on the measured times, of a
+    machine that is shared with others. The score ignores them: they do not depend on the rule.
     """
     planner = SearchPlanner(model.table.gamma, trace.pool_rows, model, config)
 
