@@ -92,7 +92,7 @@ def accept_greedy_triton(
         raise ValueError(f"accept_greedy: {reason}")
     requests, width = out.tokens.shape
     vocab = logits.shape[1]
-    parts = parts_of(requests * width, vocab)
+    parts = parts_of(len(ids), vocab)  # programs of other rows end at once
     _accept_greedy_kernel[(requests, width, parts)](
         ids,
         rows,

@@ -134,7 +134,9 @@ class LayerFeatures:
         def forward(*inputs: Any, **named: Any) -> tuple[Any, list[Tensor]]:
             self._features = []
             hidden = theirs(*inputs, **named)
-            return hidden, self._features
+            # A graph's replays never run this line again: keep no reference to a prefill's rows.
+            found, self._features = self._features, []
+            return hidden, found
 
         return forward
 

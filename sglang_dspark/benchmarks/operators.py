@@ -17,6 +17,7 @@ from sglang_dspark.benchmarks import (
     greedy,
     markov,
     pass_rows,
+    penalise,
     window_attention,
 )
 from sglang_dspark.benchmarks.timing import Candidate, print_rows
@@ -30,6 +31,7 @@ OPERATORS: dict[str, Callable[..., Iterator[Candidate]]] = {
     "greedy": greedy.candidates,
     "admission": admission.candidates,
     "pass_rows": pass_rows.candidates,
+    "penalise": penalise.candidates,
 }
 # Triton compiles integers of 1 and multiples of 16 separately, so these include every variant.
 COMPILED = (1, 16)

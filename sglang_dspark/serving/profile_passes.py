@@ -15,8 +15,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from sglang_dspark.serving import upstream
+
+_STRIDE = 7919  # a prime: rows next to each other get distant tokens
 
 
 class DummyBatches:
@@ -69,7 +72,7 @@ class DummyBatches:
             input_embeds=None,
             sampling_info=None,
             spec_info=SimpleNamespace(
-                bonus_tokens=torch.ones(requests, dtype=torch.int64, device=device),
+                bonus_tokens=made_up_tokens(self._worker, requests, 1)[:, 0],
                 nxt_kv_lens_cpu=None,
             ),
         )
@@ -83,6 +86,14 @@ class DummyBatches:
             seq_lens_cpu=batch.seq_lens_cpu,
         )
         return batch
+
+
+def made_up_tokens(worker: Any, requests: int, width: int) -> Tensor:
+    """Return tokens [R, width] int64 that differ: a mixture of experts routes equal rows alike, and
+    a pass would read the experts of one row."""
+    vocab = int(worker.model_runner.model_config.vocab_size)
+    tokens = torch.arange(1, requests * width + 1, device=worker.device) * _STRIDE % vocab
+    return tokens.view(requests, width)
 
 
 def draft_once(worker: Any, proposer: Any, batch: Any) -> Any:

@@ -16,7 +16,7 @@ are penalised one by one, in COPIES times 4 V bytes.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -30,6 +30,7 @@ from sglang_dspark.verify.penalties import COPIES, Penalties, penalise_windows
 logger = logging.getLogger(__name__)
 
 RowGeneration = tuple[int, int]  # pool row and its generation
+Launch = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Penalties], None]
 AT_START = 256 << 20  # bytes of counts
 AT_ONCE = 16 << 20  # bytes of float32 logits that are penalised at once
 _SIZE = 4  # bytes of a count, and of a logit in float32
@@ -145,16 +146,25 @@ class StepPenalties:
     slots: list[int]
     new: list[int]
 
-    def apply(self, logits: Tensor, window: Tensor, anchors: Tensor) -> None:
-        """Penalise logits [R * W, V] in place; window: [R, W] tokens, anchors: [R] positions."""
+    def apply(
+        self, logits: Tensor, window: Tensor, anchors: Tensor, launch: Launch | None = None
+    ) -> None:
+        """Penalise the first W rows of each window of logits [R * (gamma + 1), V], in place.
+
+        window: [R, W] tokens. anchors: [R] positions. launch: `kernels.penalise.penalise_triton`,
+        which needs no temporaries; None: torch.
+        """
         table = self.counts.grown(max(self.slots) + 1, logits)
-        parts = _parts(len(self.reqs), logits)
+        parts = _parts(len(self.reqs), logits) if launch is None else []
         rows, slots = _upload(self.places, logits), _upload(self.slots, logits)
         prompts = _upload([len(req.origin_input_ids) for req in self.reqs], logits)
         outputs = anchors[rows].long() + 1 - prompts  # [P], the anchors included
         if self.new:
             self._begin(table, slots, outputs, window[rows, 0])
-        windows, settings = logits.view(*window.shape, -1), settings_of(self.reqs, logits)
+        windows = logits.view(len(window), -1, logits.shape[1])[:, : window.shape[1]]
+        settings = settings_of(self.reqs, logits)
+        if launch is not None:
+            launch(windows, rows, window, table, slots, outputs, settings)
         for part in parts:
             penalise_windows(
                 windows, rows[part], window, table[slots[part]], outputs[part], settings.of(part)

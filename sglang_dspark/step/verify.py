@@ -48,6 +48,11 @@ class VerifyInput:
         """Return R."""
         return len(self.batch.seq_lens)
 
+    @property
+    def read_ids(self) -> Tensor:
+        """Return the tokens whose rows may be accepted: [R, 1], the anchors, without drafts."""
+        return self.ids if self.drafted else self.ids[:, :1]
+
 
 @dataclass(frozen=True)
 class VerifyOutput:

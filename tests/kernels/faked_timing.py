@@ -29,6 +29,7 @@ from sglang_dspark.benchmarks import (
     markov,
     operators,
     pass_rows,
+    penalise,
     timing,
     window_attention,
 )
@@ -51,6 +52,7 @@ def rows() -> list[dict[str, Any]]:
         greedy.candidates((2,), vocab=1024),
         admission.candidates((2,)),
         pass_rows.candidates((2,)),
+        penalise.candidates((2,), vocab=1024),
         window_attention.candidates((2,), sizes=(4, 2, 16), contexts=(20,)),
         broken(),
     ):

@@ -45,7 +45,7 @@ def parity(count: int) -> dict[str, Any]:
         report["requests"] += len(out.accepted)
         report["kept"] += int(out.accepted.sum())
         report["cut"] += int((out.accepted < given.rows - 1).sum())
-        report["parts"].add(parts_of(out.tokens.numel(), given.logits.shape[1]))
+        report["parts"].add(parts_of(len(given.ids), given.logits.shape[1]))
     return {
         **report,
         "parts": sorted(report["parts"]),

@@ -41,6 +41,8 @@ class World:
     counts: OutputCounts = field(default_factory=OutputCounts)
     generation: Tensor = field(default_factory=lambda: torch.zeros(16, dtype=torch.int64))
     in_flight: list[tuple[Running, list[int]]] = field(default_factory=list)
+    launch: penalties.Launch | None = None
+    rows: int = WIDTH  # of each window that are penalised
 
     def admitted(self, row: int, put_out: list[int] | None = None, **settings: Any) -> Running:
         """Behind a prefill: the first token is out, and not on the host yet."""
@@ -64,9 +66,10 @@ class World:
         before = torch.randn(len(running), WIDTH, VOCAB, generator=self.generator)
         logits = before.clone()
         if found is not None:
-            found.apply(logits.view(-1, VOCAB), window, lens)
+            found.apply(logits.view(-1, VOCAB), window[:, : self.rows], lens, self.launch)
+        assert torch.equal(logits[:, self.rows :], before[:, self.rows :])
         for r, each in enumerate(running):
-            for j in range(WIDTH):
+            for j in range(self.rows):
                 text = each.put_out + window[r, 1 : j + 1].tolist()
                 expected = plainly(before[r, j][None].clone(), [each.req], [text])[0]
                 assert torch.allclose(logits[r, j], expected, atol=1e-5), (r, j)
@@ -114,6 +117,26 @@ def crowded(world: World) -> None:
     requests = [world.admitted(1 + i, **SETTINGS[name]) for i, name in enumerate(names)]
     for _ in range(4):
         world.step(requests)
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+def test_rows_that_cannot_be_accepted_are_not_penalised(rows: int) -> None:
+    crowded(World(rows=rows))
+
+
+@pytest.mark.parametrize("rows", [1, WIDTH])
+def test_one_launch_penalises_all_requests(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the table, the slots and settings of all of them, and without temporaries."""
+    launched: list[int] = []
+
+    def launch(logits: Tensor, places: Tensor, window: Tensor, table: Tensor, slots: Tensor,
+               outputs: Tensor, settings: Any) -> None:  # fmt: skip
+        launched.append(len(places))
+        penalise_windows(logits, places, window, table[slots], outputs, settings)
+
+    monkeypatch.setattr(penalties, "_reserve", lambda *_: pytest.fail("no temporaries"))
+    crowded(World(rows=rows, launch=launch))
+    assert launched == [5] * 4
 
 
 @pytest.mark.parametrize("together", [1, 2, 3, 5])

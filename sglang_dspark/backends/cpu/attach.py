@@ -28,7 +28,7 @@ from sglang_dspark.schedule.cost_table import ProfileKey
 from sglang_dspark.schedule.first_drafts import FirstDrafts
 from sglang_dspark.serving import mode, startup, upstream
 from sglang_dspark.serving.config import current_config
-from sglang_dspark.serving.profile_passes import DummyBatches, ragged_forward
+from sglang_dspark.serving.profile_passes import DummyBatches, made_up_tokens, ragged_forward
 from sglang_dspark.step.build import build, obstacle, profile_key, refuse_broken
 from sglang_dspark.step.drafter_fit import DrafterFit
 from sglang_dspark.step.engine_protocol import Engine, VerifyAll
@@ -141,7 +141,7 @@ class Passes:
     def _verify(self, batch: Any, drafts: Sequence[int]) -> None:
         layout = layout_of(np.asarray(drafts, np.int64))
         rows = rows_in(layout, self.gamma + 1)
-        tokens = torch.ones(len(drafts), self.gamma + 1, dtype=torch.int64)
+        tokens = made_up_tokens(self._worker, len(drafts), self.gamma + 1)
         window = packed_window(rows, tokens[:, :1], tokens[:, 1:], batch.window)
         slots, positions = window.verify_cache_loc, window.positions
         packed = VerifyRows(window.verify_ids, positions, slots, layout)

@@ -112,7 +112,7 @@ class HostDevice:
         spread = logits.new_zeros(inputs.requests * self._width, logits.shape[1])
         spread[rows.index] = logits
         if inputs.rules.penalties is not None:
-            inputs.rules.penalties.apply(spread, inputs.ids, inputs.batch.seq_lens)
+            inputs.rules.penalties.apply(spread, inputs.read_ids, inputs.batch.seq_lens)
         adjust(self._worker, inputs.batch, spread)
         return spread
 

@@ -20,6 +20,7 @@ from sglang_dspark.backends.cuda.device import GraphDevice
 from sglang_dspark.kernels.accept_listed import LISTS
 from sglang_dspark.serving import upstream
 from sglang_dspark.step.draft import of_device
+from sglang_dspark.step.penalties import OutputCounts, StepPenalties
 from sglang_dspark.step.rules import MOST_LISTED, Rules, cuts_of, own_rule
 from sglang_dspark.step.seeds import Seeds
 from sglang_dspark.step.verify import VerifyInput, VerifyOutput, layout_of
@@ -57,12 +58,27 @@ def warm_up(device: GraphDevice, shape: Shape, most_requests: int) -> None:
         for requests in sorted({min(each, most_requests) for each in REQUESTS}):
             for asked, verified in steps(shape, requests):
                 device.accept(asked, verified)
+        _penalise(device, shape)
     except Exception as error:
         if of_device(error):
             raise
         logger.warning(
             "sglang-dspark: accept kernels will be compiled while serving", exc_info=True
         )
+
+
+def _penalise(device: GraphDevice, shape: Shape) -> None:
+    """Penalise a request, as in steps without drafts and with drafts."""
+    settings = SimpleNamespace(
+        frequency_penalty=0.0, presence_penalty=0.0, repetition_penalty=1.0, min_new_tokens=0
+    )
+    req = SimpleNamespace(sampling_params=settings, origin_input_ids=[0], output_ids=[0])
+    penalties = StepPenalties(OutputCounts(), [req], [0], [0], [0])
+    width = shape.gamma + 1
+    logits = shape.logits.new_zeros(width, shape.logits.shape[-1])
+    ids = torch.zeros(1, width, dtype=torch.int64, device=logits.device)
+    for read in (ids[:, :1], ids):
+        device.penalise(penalties, logits, read, torch.ones_like(ids[:, 0]))
 
 
 def steps(shape: Shape, requests: int) -> Iterator[tuple[VerifyInput, VerifyOutput]]:

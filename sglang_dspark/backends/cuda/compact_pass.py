@@ -3,7 +3,8 @@
 Re-implements `TargetVerifyExecutor.run_compact` (sglang/srt/speculative/dspark_components/
 dspark_verify.py): upstream indexes the rows, and pads the windows to the graph's slots three times,
 by launches from the host that last longer than a small pass computes. Logits are scattered to
-windows only in steps that sample, mask, adjust or report them.
+windows only in steps that read more of them than the graph's accept rule or plain decoding's
+sampler.
 """
 
 from __future__ import annotations
@@ -31,10 +32,13 @@ class CompactPass(NamedTuple):
     rows: PassRows
 
 
-def compact_pass(worker: Any, asked: VerifyInput, slots: int, sampling_info: Any) -> CompactPass:
+def compact_pass(
+    worker: Any, asked: VerifyInput, slots: int, sampling_info: Any, *, anchors: bool
+) -> CompactPass:
     """Run the target over the windows.
 
     slots: of the captured graphs. sampling_info: with the logit adjustments to apply, or None.
+    anchors: no drafts are verified, and only the rows of anchors are read, [R, V].
     """
     executor, width = worker._verify_executor, asked.ids.shape[1]
     epilogue, layout = executor.verify_epilogue, asked.layout
@@ -51,12 +55,14 @@ def compact_pass(worker: Any, asked: VerifyInput, slots: int, sampling_info: Any
     outputs, in_graph = done.logits_output, bool(done.can_run_cuda_graph)
     hidden = outputs.hidden_states
     if not (asked.foldable and in_graph) or reads_logits(asked.batch):
-        outputs.next_token_logits = strided(outputs.next_token_logits, layout, width)
+        packed = outputs.next_token_logits
+        read = packed[: asked.requests] if anchors else strided(packed, layout, width)
         upstream.apply_logits_adjustments_strided(
-            next_token_logits=outputs.next_token_logits,
+            next_token_logits=read,
             sampling_info=sampling_info,
-            verify_num_draft_tokens=width,
+            verify_num_draft_tokens=1 if anchors else width,
         )
+        outputs.next_token_logits = read
     return CompactPass(in_graph, outputs, hidden, rows)
 
 

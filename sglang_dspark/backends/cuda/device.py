@@ -14,14 +14,20 @@ from torch import Tensor
 
 from sglang_dspark.backends.cuda import graph_epilogue
 from sglang_dspark.backends.cuda.accept import StepAccept
-from sglang_dspark.backends.cuda.accept_plain import plain_tokens, samples_as_plain
+from sglang_dspark.backends.cuda.accept_plain import (
+    plain_tokens,
+    samples_anchors,
+    samples_as_plain,
+)
 from sglang_dspark.backends.cuda.commit import ContextRows
 from sglang_dspark.backends.cuda.compact_pass import compact_pass, strided
 from sglang_dspark.drafter.draft_confidence import draft_confidence
 from sglang_dspark.kernels.admission import admit_torch, admit_triton, terms_of
+from sglang_dspark.kernels.penalise import penalise_triton
 from sglang_dspark.kernels.platform import runs_on
 from sglang_dspark.serving import mode, upstream
 from sglang_dspark.step.engine_protocol import Engine, Step
+from sglang_dspark.step.penalties import StepPenalties
 from sglang_dspark.step.rules import Cuts
 from sglang_dspark.step.seeds import Seeds, seeded_draft
 from sglang_dspark.step.timing import Clock
@@ -154,13 +160,19 @@ class GraphDevice:
         verifying = self._worker._observers.segment(upstream.InfoSegment.TARGET_VERIFY)
         with verifying, _seated(executor, asked.requests):
             adjusted = batch.sampling_info if penalties is None else None
-            done = compact_pass(self._worker, asked, self.slots, adjusted)
+            alone = samples_anchors(asked)
+            done = compact_pass(self._worker, asked, self.slots, adjusted, anchors=alone)
         if penalties is not None:
             logits = done.outputs.next_token_logits
-            penalties.apply(logits, asked.ids, batch.seq_lens)
+            self.penalise(penalties, logits, asked.read_ids, batch.seq_lens)
             adjust(self._worker, batch, logits)
         folded = asked.foldable and done.in_graph
         return VerifyOutput(done.outputs, done.hidden, done.in_graph, folded, done.rows)
+
+    def penalise(self, penalties: StepPenalties, logits: Tensor, ids: Tensor, lens: Tensor) -> None:
+        """Penalise logits of windows in place, in one launch where Triton runs."""
+        launch = penalise_triton if runs_on(self._device) else None
+        penalties.apply(logits, ids, lens, launch)
 
     def accept(self, asked: VerifyInput, verified: VerifyOutput) -> Any:
         """Return `AcceptOuts` by the fastest rule that has plain decoding's distribution.
@@ -196,7 +208,8 @@ class GraphDevice:
 
     def _plain(self, asked: VerifyInput, verified: VerifyOutput) -> Acceptance:
         sampler, logits = self._worker.model_runner.sampler, verified.outputs.next_token_logits
-        bonus = plain_tokens(sampler, logits, asked.ids.shape[1], asked.batch, asked.rules)
+        width = len(logits) // asked.requests
+        bonus = plain_tokens(sampler, logits, width, asked.batch, asked.rules)
         return Acceptance(accepted=torch.zeros_like(bonus), bonus=bonus)
 
     def _windows(self, asked: VerifyInput, verified: VerifyOutput) -> WindowArguments:

@@ -29,7 +29,12 @@ from sglang_dspark.backends.cuda.device import GraphDevice
 from sglang_dspark.kernels.admission import admit_triton
 from sglang_dspark.kernels.platform import runs_on
 from sglang_dspark.serving import upstream
-from sglang_dspark.serving.profile_passes import DummyBatches, draft_once, ragged_forward
+from sglang_dspark.serving.profile_passes import (
+    DummyBatches,
+    draft_once,
+    made_up_tokens,
+    ragged_forward,
+)
 from sglang_dspark.step.verify import layout_of
 
 _EAGER = 64  # requests, without graphs
@@ -130,7 +135,7 @@ class GraphPasses:
         rows = np.cumsum([0, *(each + 1 for each in drafts)], dtype=np.int32)
         indptr = torch.from_numpy(rows).to(worker.device)
         layout = layout_of(indptr, self._device.pass_tokens(requests, admitted))
-        ids = torch.ones(requests, self.gamma + 1, dtype=torch.int64, device=worker.device)
+        ids = made_up_tokens(worker, requests, self.gamma + 1)
         return _Asked(layout, ids, self._device.accepts_in_graph(requests, admitted))
 
     def _verify(self, batch: Any, asked: _Asked) -> Any:

@@ -22,14 +22,17 @@ from sglang.srt import runtime_context
 
 from sglang_dspark.backends.cuda import accept_warm_up
 from sglang_dspark.backends.cuda.device import GraphDevice
-from sglang_dspark.kernels import accept_block, accept_listed, accept_sampled
+from sglang_dspark.kernels import accept_block, accept_listed, accept_sampled, penalise
+from sglang_dspark.step.penalties import OutputCounts, StepPenalties
 from sglang_dspark.step.rules import Rules, cuts_of, own_rule
 from sglang_dspark.step.seeds import Seeds
 from sglang_dspark.step.verify import VerifyInput, VerifyOutput
 from sglang_dspark.verify.acceptance import Acceptance
+from tests.step.penalised import request
 
 GAMMA, V = 3, 2080  # more than the longest list
-REQUESTS_AT = 20  # place of `requests` among the arguments of `_accept_kernel`
+# Place of an integer that is not specialised among the arguments: requests, number of stops.
+UNSPECIALISED = {"_accept_kernel": 20, "_penalise_kernel": 12}
 KERNELS = (
     (accept_sampled, "_accept_kernel"),
     (accept_block, "_judge_kernel"),
@@ -37,6 +40,7 @@ KERNELS = (
     (accept_listed, "_list_kernel"),
     (accept_listed, "_cut_kernel"),
     (accept_listed, "_keep_kernel"),
+    (penalise, "_penalise_kernel"),
 )
 
 
@@ -48,10 +52,9 @@ class Noting:
 
     def __getitem__(self, grid: Any) -> Any:
         def launch(*args: Any, **options: Any) -> None:
-            # Of all operators `requests` is not specialised; one of them gives it by position.
             told = [_kind(each) for each in args]
-            if self._name == "_accept_kernel":
-                del told[REQUESTS_AT]
+            if self._name in UNSPECIALISED:
+                del told[UNSPECIALISED[self._name]]
             for name in ("requests", "begin", "count", "total"):
                 options.pop(name, None)
             constants = [f"{name}={options[name]}" for name in sorted(options)]
@@ -123,6 +126,18 @@ def served(rng: np.random.Generator, shape: accept_warm_up.Shape) -> Any:
     return VerifyInput(**changed), verified
 
 
+def penalised(device: GraphDevice, asked: VerifyInput, verified: VerifyOutput) -> None:
+    """Every second request has penalties, and forbids as many stops as it has a number."""
+    places = list(range(0, asked.requests, 2))
+    reqs = [
+        request([5] * place, min_new_tokens=9 * (place % 4), stop_token_ids=set(range(place)))
+        for place in places
+    ]
+    step = StepPenalties(OutputCounts(), reqs, places, places, list(range(len(places))))
+    logits = verified.outputs.next_token_logits
+    device.penalise(step, logits, asked.read_ids, asked.batch.seq_lens)
+
+
 def variants(rule: str) -> dict[str, Any]:
     """Launched by the warm-up, and by 400 served steps."""
     shape = accept_warm_up.Shape(GAMMA, torch.zeros(1, V), block())
@@ -140,7 +155,9 @@ def variants(rule: str) -> dict[str, Any]:
                 accept_warm_up.warm_up(chosen, shape, 16)
                 continue
             for _ in range(400):
-                ours += isinstance(chosen.accept(*served(rng, shape)), Acceptance)
+                asked, verified = served(rng, shape)
+                penalised(chosen, asked, verified)
+                ours += isinstance(chosen.accept(asked, verified), Acceptance)
     return {
         "missing": sorted(found["served"] - found["warmed"]),
         "served": len(found["served"]),

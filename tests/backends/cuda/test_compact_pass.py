@@ -97,7 +97,7 @@ def test_logits_are_scattered_to_windows_where_they_are_read(
         return run_ragged(**given)
 
     worker._verify_executor._run_ragged = staged
-    done = compact_pass(worker, asked, SLOTS, None)
+    done = compact_pass(worker, asked, SLOTS, None, anchors=False)
     (given,) = called
     assert begun == [([3, 1], True)]
     assert given["kv_loc_plan"] is asked.window.kv_loc_plan
@@ -110,8 +110,28 @@ def test_logits_are_scattered_to_windows_where_they_are_read(
 
 def test_a_step_that_samples_reads_windows() -> None:
     asked = replace(asked_of(), foldable=False)
-    done = compact_pass(worker_of(True, None, []), asked, SLOTS, None)
+    done = compact_pass(worker_of(True, None, []), asked, SLOTS, None, anchors=False)
     assert done.outputs.next_token_logits.tolist() == WINDOWS
+
+
+@pytest.mark.parametrize("replayed", [True, False])
+def test_a_step_that_samples_anchors_reads_the_first_rows(
+    replayed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    adjusted: list[tuple[int, int]] = []
+    monkeypatch.setattr(
+        module.upstream,
+        "apply_logits_adjustments_strided",
+        lambda next_token_logits, sampling_info, verify_num_draft_tokens: adjusted.append(
+            (len(next_token_logits), verify_num_draft_tokens)
+        ),
+    )
+    alone = layout_of(indptr_of([0, 0]), TOKENS)
+    asked = replace(asked_of(), foldable=False, drafted=False, layout=alone)
+    done = compact_pass(worker_of(replayed, None, []), asked, SLOTS, None, anchors=True)
+    assert done.outputs.next_token_logits.tolist() == [[0.0], [4.0]]
+    assert adjusted == [(2, 1)]
+    assert len(done.hidden) == TOKENS
 
 
 @pytest.mark.parametrize("replayed", [True, False])
@@ -127,7 +147,13 @@ def test_logits_are_adjusted_by_the_settings_that_are_given(
     )  # fmt: skip
     monkeypatch.setattr(module, "upstream", adjust)
     info = object()
-    compact_pass(worker_of(replayed, None, []), replace(asked_of(), foldable=False), SLOTS, info)
+    compact_pass(
+        worker_of(replayed, None, []),
+        replace(asked_of(), foldable=False),
+        SLOTS,
+        info,
+        anchors=False,
+    )
     assert seen == [info]
 
 
@@ -150,5 +176,5 @@ def test_the_layout_pads_as_upstreams_does(given: Pass) -> None:
 
 def test_upstreams_executor_takes_these_arguments() -> None:
     called: list[dict[str, Any]] = []
-    compact_pass(worker_of(False, None, called), asked_of(), SLOTS, None)
+    compact_pass(worker_of(False, None, called), asked_of(), SLOTS, None, anchors=False)
     inspect.signature(TargetVerifyExecutor._run_ragged).bind(None, **called[0])

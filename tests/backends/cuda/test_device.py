@@ -29,7 +29,11 @@ from sglang.srt.speculative.spec_tp_sync import SpecTpSyncSite
 
 from sglang_dspark.backends.cuda import device as cuda_device
 from sglang_dspark.backends.cuda import graph_epilogue
-from sglang_dspark.backends.cuda.accept_plain import plain_tokens, samples_as_plain
+from sglang_dspark.backends.cuda.accept_plain import (
+    plain_tokens,
+    samples_anchors,
+    samples_as_plain,
+)
 from sglang_dspark.backends.cuda.compact_pass import CompactPass
 from sglang_dspark.backends.cuda.device import GraphDevice, to_host
 from sglang_dspark.schedule.budget import Budget
@@ -374,6 +378,32 @@ def test_plain_decodings_sampler_sorts_only_what_a_request_cuts(cuts: Cuts, simp
     assert simply == simple
     assert torch.equal(probs, torch.softmax(logits[[0, 2]] / info.temperatures, -1))
     assert tokens.tolist() == [2, 0]
+    assert plain_tokens(sampler, logits[[0, 2]], 1, batch, Rules(cuts=cuts)).tolist() == [2, 0]
+    assert torch.equal(drawn[1][0], probs), "a row a request, as in steps that sample anchors"
+
+
+@pytest.mark.parametrize(
+    ("rules", "drafted", "batch", "anchors"),
+    [
+        (Rules(cuts=UNCUT), False, {}, True),
+        (Rules(cuts=TOP_P), False, {}, True),
+        (Rules(cuts=UNCUT), True, {}, False),
+        (Rules(), False, {}, False),
+        (Rules(cuts=LISTED), False, {}, False),
+        (Rules(cuts=MIN_P), False, {}, False),
+        (Rules(cuts=UNCUT, penalties=object()), False, {}, False),  # type: ignore[arg-type]
+        (Rules(cuts=UNCUT), False, {"has_grammar": True}, False),
+        (Rules(cuts=UNCUT), False, {"return_logprob": True}, False),
+    ],
+)
+def test_only_steps_that_sample_as_plain_decoding_read_anchors_alone(
+    rules: Rules, drafted: bool, batch: dict[str, bool], anchors: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(runtime_context, "get_exec", lambda: backend("flashinfer"))
+    asked = pass_of(rules, drafted=drafted)
+    asked.batch.__dict__.update({"has_grammar": False, "return_logprob": False, **batch})
+    assert samples_anchors(asked) is anchors
 
 
 @pytest.mark.parametrize("penalised", [False, True])
@@ -391,8 +421,8 @@ def test_a_pass_is_folded_where_a_graph_that_accepts_was_replayed(
     rows: Any = object()
     done = CompactPass(replayed, outputs, torch.ones(2, 3), rows)
 
-    def compact_pass(worker: Any, asked: Any, slots: int, sampling_info: Any) -> Any:
-        called.append({"asked": asked, "slots": slots, "sampling_info": sampling_info})
+    def compact_pass(worker: Any, asked: Any, slots: int, sampling_info: Any, **more: Any) -> Any:
+        called.append({"asked": asked, "slots": slots, "sampling_info": sampling_info, **more})
         return done
 
     chosen = device(epilogue=False)

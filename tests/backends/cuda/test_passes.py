@@ -66,7 +66,12 @@ def timed(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Gr
         accepts_in_graph=lambda requests, admitted: False,
         with_confidence=lambda proposal: proposal,
     )
-    worker: Any = SimpleNamespace(gamma=GAMMA, device="cpu", _proposer=None)
+    worker: Any = SimpleNamespace(
+        gamma=GAMMA,
+        device="cpu",
+        _proposer=None,
+        model_runner=SimpleNamespace(model_config=SimpleNamespace(vocab_size=1000)),
+    )
     monkeypatch.setattr(passes, "draft_once", lambda *_: device.clock.asked.append("draft"))
     found = GraphPasses(worker, device)  # type: ignore[arg-type]
     monkeypatch.setattr(found, "_verify", lambda *_: device.clock.asked.append("verify"))
@@ -88,6 +93,14 @@ def test_rows_of_the_verify_pass_begin_at_the_anchors(timed: GraphPasses) -> Non
     layout = timed._asked([0, 2, 5]).layout
     assert layout.verify_lens.tolist() == [1, 3, 6]
     assert layout.qo_indptr_device.tolist() == [0, 1, 4, 10]
+
+
+def test_rows_of_a_made_up_pass_differ(timed: GraphPasses) -> None:
+    """A mixture of experts would read the experts of one row for all."""
+    ids = timed._asked([0, 2, 5]).ids
+    assert ids.shape == (3, GAMMA + 1)
+    assert len(ids.unique()) == ids.numel()
+    assert 0 <= int(ids.min()) <= int(ids.max()) < 1000
 
 
 def test_a_graph_is_timed_behind_a_lead_and_nothing_else_is(timed: GraphPasses) -> None:
@@ -207,7 +220,7 @@ def test_a_made_up_pass_writes_its_rows_once(
     monkeypatch.setattr(device, "slots", 4, raising=False)
     monkeypatch.setattr(passes.graph_epilogue, "commits", lambda epilogue: commits)
     monkeypatch.setattr(device, "accepts_in_graph", lambda *_: graph, raising=False)
-    worker.model_runner = SimpleNamespace(req_to_token_pool=SimpleNamespace(req_to_token=table))
+    worker.model_runner.req_to_token_pool = SimpleNamespace(req_to_token=table)
     epilogue = SimpleNamespace(begin_step=lambda lens, armed: None)
     worker._verify_executor = SimpleNamespace(verify_epilogue=epilogue)
     device.committer = SimpleNamespace(write=written.append)  # type: ignore[assignment]

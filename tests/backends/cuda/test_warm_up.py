@@ -24,12 +24,12 @@ from tests.kernels.processes import output_of
 def test_served_steps_launch_variants_that_the_start_compiled() -> None:
     """Random batches of all settings; what Triton compiles anew for."""
     report = json.loads(output_of("tests.backends.cuda.interpreted_warm_up").splitlines()[-1])
-    for rule, kernels in (("block", 27), ("token", 24)):
+    for rule, kernels in (("block", 29), ("token", 26)):
         found = report[rule]
         assert found["missing"] == []
         # On whole rows uncut, cut, or cut beside lists, drafted or not; by block a drafted step has
         # two kernels. On lists of three lengths three kernels each, drafted or not; rows are scaled
-        # by one for all lengths.
+        # by one for all lengths. Penalties have a kernel each for one row and for a window.
         assert found["warmed"] == found["served"] == kernels
         assert found["ours"] > 20
 
@@ -72,11 +72,16 @@ def test_sizes_of_made_up_steps_are_those_that_kernels_tell_apart(
 ) -> None:
     """And no step has more requests than the server runs."""
     asked: list[Any] = []
-    device: Any = SimpleNamespace(accept=lambda made_up, verified: asked.append(made_up))
+    penalised: list[int] = []
+    device: Any = SimpleNamespace(
+        accept=lambda made_up, verified: asked.append(made_up),
+        penalise=lambda penalties, logits, ids, lens: penalised.append(ids.shape[1]),
+    )
     block = SimpleNamespace(greedy_draft=True, corrected_logits=None)
     accept_warm_up.warm_up(device, accept_warm_up.Shape(2, torch.zeros(1, 8), block), most)
     assert {each.requests for each in asked} == sizes
     assert {each.ids.shape[1] for each in asked} == {3}
+    assert penalised == [1, 3]
 
 
 @pytest.mark.parametrize("requests", range(1, 130))

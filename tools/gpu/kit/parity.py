@@ -1,11 +1,11 @@
 """Compare kernels with their references: compiled on a device, else in Triton's interpreter.
 
-`python -m tools.gpu.kit.parity [KERNEL...]` compares these kernels, or all. Admission and greedy
-acceptance must be equal bitwise, drafts and sampled acceptance where rounding does not decide.
-Keys and values that a commit writes may differ by a unit in the last place, attention of verify
-windows by a tolerance of each type. Grouped products and expert layers are compared with float64 by
-`calc_diff`. Comparisons run in parallel processes (`processes.py`), on a device the long ones in
-shares, because compiling dominates.
+`python -m tools.gpu.kit.parity [KERNEL...]` compares these kernels, or all. Admission, penalties
+and greedy acceptance must be equal bitwise, drafts and sampled acceptance where rounding does not
+decide. Keys and values that a commit writes may differ by a unit in the last place, attention of
+verify windows by a tolerance of each type. Grouped products and expert layers are compared with
+float64 by `calc_diff`. Comparisons run in parallel processes (`processes.py`), on a device the
+long ones in shares, because compiling dominates.
 Ends with status 1, after all comparisons, if one is off or failed.
 """
 
@@ -30,6 +30,7 @@ from sglang_dspark.benchmarks import (
     commit_write_shapes,
     greedy_shapes,
     markov_shapes,
+    penalise_shapes,
     window_shapes,
 )
 from sglang_dspark.benchmarks.accept_shapes import (
@@ -61,6 +62,7 @@ from sglang_dspark.kernels.grouped_reference import (
     m_grouped_gemm_nt_contiguous_reference,
 )
 from sglang_dspark.kernels.pass_rows import PassRows, rows_torch, rows_triton
+from sglang_dspark.kernels.penalise import penalise_triton
 from sglang_dspark.kernels.window_attention import attend_triton
 from sglang_dspark.kernels.window_inputs import why_not as unsupported
 from sglang_dspark.verify import accept_block, accept_sampled
@@ -74,7 +76,7 @@ from tools.gpu.kit.processes import run_together
 # which compiles for seconds; an interpreted step takes one second.
 STEPS = {"cuda": 16, "cpu": 12}
 DRAFTED = {"cuda": 16, "cpu": 24}  # batches of drafts, few for the same reason
-ODD = {"cuda": 48, "cpu": 24}  # cases of attention, greedy acceptance, pass rows and commit writes
+ODD = {"cuda": 48, "cpu": 24}  # cases of all other operators
 SAMPLED: dict[str, tuple[Any, Any]] = {
     "accept": (accept_triton, accept_sampled),
     "accept_block": (accept_block_triton, accept_block),
@@ -252,6 +254,18 @@ def indexed(device: str, share: tuple[int, int]) -> dict[str, Any]:
     return {"rows": rows, "wrong": wrong}
 
 
+def penalised(device: str, share: tuple[int, int]) -> dict[str, Any]:
+    """Count logits of irregular penalised steps; list the steps whose logits differ."""
+    logits, wrong = 0, []
+    for number, given in shared(penalise_shapes.steps(ODD[device], 0, device), share):
+        expected = given.expected()
+        penalise_triton(*given)
+        logits += expected.numel()
+        if not torch.equal(given.logits.nan_to_num(7.0), expected.nan_to_num(7.0)):
+            wrong.append(f"step {number}")
+    return {"logits": logits, "wrong": wrong}
+
+
 def flat(rows: PassRows) -> list[torch.Tensor]:
     """List all tensors of an indexed pass."""
     return [*rows[:4], *rows.whole, *rows.capped]
@@ -319,6 +333,7 @@ def moved(given: GroupedOperands, device: str) -> GroupedOperands:
 PARTS: dict[str, Callable[[str, tuple[int, int]], dict[str, Any]]] = {
     "window_attention": attended,
     "pass_rows": indexed,
+    "penalise": penalised,
     "admission": admissions,
     "accept": partial(accepted, "accept"),
     "accept_block": partial(accepted, "accept_block"),
