@@ -41,15 +41,9 @@ def penalise_triton(
     _require(logits, rows, window, table, slots, outputs, penalties.stops)
     width, vocab = logits.shape[1:]
     numbers = (penalties.frequency, penalties.presence, penalties.repetition)
+    tensors = (logits, rows, window, table, slots, outputs, *numbers, penalties.minimum)
     _penalise_kernel[(len(rows), triton.cdiv(vocab, _BLOCK))](
-        logits,
-        rows,
-        window,
-        table,
-        slots,
-        outputs,
-        *numbers,
-        penalties.minimum,
+        *tensors,
         penalties.stops,
         vocab,
         penalties.stops.shape[1],

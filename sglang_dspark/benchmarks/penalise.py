@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import partial
+from importlib import import_module
+from types import SimpleNamespace
+from typing import Any
 
 import torch
 
-from sglang_dspark.benchmarks.penalise_shapes import Step
 from sglang_dspark.benchmarks.timing import Call, Candidate, print_rows
 from sglang_dspark.kernels.penalise import penalise_triton
-from sglang_dspark.verify.penalties import Penalties, penalise_windows
 
 REQUESTS = (1, 8, 64)
 VOCAB = 151_936
@@ -38,29 +39,37 @@ def candidates(
                 yield Candidate("penalise", (count, width), "", name, make, eager=True)
 
 
-def repeated(requests: int, width: int, vocab: int, device: str) -> Step:
-    """Return a step in which every request has a repetition penalty of 1.05."""
+def repeated(requests: int, width: int, vocab: int, device: str) -> tuple[Any, ...]:
+    """Return arguments of a step in which every request has a repetition penalty of 1.05."""
     places = torch.arange(requests, device=device)
     column = torch.ones(requests, 1, device=device)
     none = torch.zeros(requests, 1, dtype=torch.int64, device=device)
-    return Step(
+    return (
         torch.randn(requests, width, vocab, device=device),
         places,
         torch.ones(requests, width, dtype=torch.int64, device=device),
         torch.zeros(requests, vocab, dtype=torch.int32, device=device),
         places,
         torch.full((requests,), 100, device=device),
-        Penalties(0 * column, 0 * column, 1.05 * column, none, none),
+        SimpleNamespace(
+            frequency=0 * column,
+            presence=0 * column,
+            repetition=1.05 * column,
+            minimum=none,
+            stops=none,
+        ),
     )
 
 
-def _ours(given: Step) -> Call:
+def _ours(given: tuple[Any, ...]) -> Call:
     return lambda: penalise_triton(*given)
 
 
-def _torch(given: Step) -> Call:
+def _torch(given: tuple[Any, ...]) -> Call:
+    logits, rows, window, table, slots, outputs, penalties = given
+    penalise_windows = import_module("sglang_dspark.verify.penalties").penalise_windows
+
     def call() -> None:
-        logits, rows, window, table, slots, outputs, penalties = given
         penalise_windows(logits, rows, window, table[slots], outputs, penalties)
 
     return call

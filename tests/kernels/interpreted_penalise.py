@@ -13,9 +13,9 @@ os.environ["TRITON_INTERPRET"] = "1"
 
 import torch
 
-from sglang_dspark.benchmarks.penalise_shapes import steps
 from sglang_dspark.kernels.penalise import penalise_triton
 from tests.kernels.interpreter import patch_language_once
+from tests.kernels.penalise_shapes import steps
 
 
 def main(count: int) -> None:

@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from sglang_dspark.benchmarks.penalise_shapes import Step, steps
 from sglang_dspark.kernels.penalise import penalise_triton
+from tests.kernels.penalise_shapes import Step, steps
 from tests.kernels.processes import output_of
 
 FEW, MANY = 60, 600  # steps

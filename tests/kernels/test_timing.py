@@ -24,6 +24,7 @@ OURS_OF = {
     "accept_greedy": {"ours"},
     "admission": {"ours"},
     "pass_rows": {"ours"},
+    "penalise": {"ours"},
     "window_attention": {"ours"},
 }
 
@@ -51,7 +52,7 @@ def test_every_implementation_has_a_row(faked: dict[str, Any]) -> None:
 
 def test_eager_times_and_memory_are_those_asked_for(faked: dict[str, Any]) -> None:
     eager = {row["op"] for row in faked["rows"] if "eager_us" in row}
-    assert eager == {"accept", "admission", "commit", "pass_rows"}
+    assert eager == {"accept", "admission", "commit", "pass_rows", "penalise"}
     assert {row["op"] for row in faked["rows"] if "bytes" in row} == {"accept"}
 
 

@@ -30,7 +30,6 @@ from sglang_dspark.benchmarks import (
     commit_write_shapes,
     greedy_shapes,
     markov_shapes,
-    penalise_shapes,
     window_shapes,
 )
 from sglang_dspark.benchmarks.accept_shapes import (
@@ -69,6 +68,7 @@ from sglang_dspark.verify import accept_block, accept_sampled
 from tests.kernels.accept_reference import reference, undecided
 from tests.kernels.greedy_reference import different
 from tests.kernels.pass_row_shapes import passes
+from tests.kernels.penalise_shapes import steps as penalised_steps
 from tools.gpu.kit.device import device_name, say
 from tools.gpu.kit.processes import run_together
 
@@ -257,7 +257,7 @@ def indexed(device: str, share: tuple[int, int]) -> dict[str, Any]:
 def penalised(device: str, share: tuple[int, int]) -> dict[str, Any]:
     """Count logits of irregular penalised steps; list the steps whose logits differ."""
     logits, wrong = 0, []
-    for number, given in shared(penalise_shapes.steps(ODD[device], 0, device), share):
+    for number, given in shared(penalised_steps(ODD[device], 0, device), share):
         expected = given.expected()
         penalise_triton(*given)
         logits += expected.numel()

@@ -1,4 +1,4 @@
-"""Penalised steps of odd shapes, for tests and for the comparison on a GPU."""
+"""Penalised steps of odd shapes, and what the torch reference makes of them."""
 
 from __future__ import annotations
 
@@ -46,9 +46,6 @@ def _step(number: int, draws: torch.Generator, device: str) -> Step:
     def draw(low: int, high: int, *size: int) -> Tensor:
         return torch.randint(low, high, size or (1,), generator=draws)
 
-    def chosen(values: tuple[float, ...], size: int) -> Tensor:
-        return torch.tensor(values)[draw(0, len(values), size)]
-
     requests, width = int(draw(1, 10)), int(draw(1, 10))
     vocab = int(draw(3, 2500 if number % 3 else 40))
     penalised = int(draw(1, requests + 1))
@@ -57,15 +54,7 @@ def _step(number: int, draws: torch.Generator, device: str) -> Step:
     logits[torch.rand(logits.shape, generator=draws) < 0.01] = -torch.inf
     if number % 7 == 6:
         logits[0, 0, 0] = torch.nan
-    numbers = torch.stack(  # as the server uploads them: columns of one tensor
-        [
-            chosen((0.0, 0.3, -1.1, 2.0), penalised),
-            chosen((0.0, 0.7, -0.4, 1.3), penalised),
-            chosen((1.0, 1.05, 1.3, 0.8), penalised),
-        ],
-        1,
-    )
-    frequency, presence, repetition = numbers.to(device).split(1, dim=1)
+    frequency, presence, repetition = _numbers(penalised, draws).to(device).split(1, dim=1)
     few = min(vocab, 6)
     where = logits.to(TYPES[number % 3]).to(device)
     return Step(
@@ -83,3 +72,10 @@ def _step(number: int, draws: torch.Generator, device: str) -> Step:
             draw(0, few, penalised, int(draw(1, 5))).to(device),
         ),
     )
+
+
+def _numbers(requests: int, draws: torch.Generator) -> Tensor:
+    """Frequency, presence and repetition penalties [P, 3], uploaded as a server does."""
+    choices = torch.tensor([[0.0, 0.3, -1.1, 2.0], [0.0, 0.7, -0.4, 1.3], [1.0, 1.05, 1.3, 0.8]])
+    chosen = torch.randint(0, 4, (requests, 3), generator=draws)
+    return choices[torch.arange(3), chosen]
