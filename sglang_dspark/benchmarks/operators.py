@@ -13,6 +13,7 @@ import torch
 from sglang_dspark.benchmarks import (
     accept,
     admission,
+    certainty,
     commit,
     greedy,
     markov,
@@ -32,6 +33,7 @@ OPERATORS: dict[str, Callable[..., Iterator[Candidate]]] = {
     "admission": admission.candidates,
     "pass_rows": pass_rows.candidates,
     "penalise": penalise.candidates,
+    "certainty": certainty.candidates,
 }
 # Triton compiles integers of 1 and multiples of 16 separately, so these include every variant.
 COMPILED = (1, 16)

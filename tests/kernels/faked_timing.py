@@ -23,6 +23,7 @@ from sglang_dspark.benchmarks import (
     accept,
     admission,
     bandwidth,
+    certainty,
     commit,
     experts,
     greedy,
@@ -53,6 +54,7 @@ def rows() -> list[dict[str, Any]]:
         admission.candidates((2,)),
         pass_rows.candidates((2,)),
         penalise.candidates((2,), vocab=1024),
+        certainty.candidates((2,), vocab=1024),
         window_attention.candidates((2,), sizes=(4, 2, 16), contexts=(20,)),
         broken(),
     ):

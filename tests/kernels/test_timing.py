@@ -25,6 +25,7 @@ OURS_OF = {
     "admission": {"ours"},
     "pass_rows": {"ours"},
     "penalise": {"ours"},
+    "certainty": {"ours"},
     "window_attention": {"ours"},
 }
 
@@ -52,7 +53,7 @@ def test_every_implementation_has_a_row(faked: dict[str, Any]) -> None:
 
 def test_eager_times_and_memory_are_those_asked_for(faked: dict[str, Any]) -> None:
     eager = {row["op"] for row in faked["rows"] if "eager_us" in row}
-    assert eager == {"accept", "admission", "commit", "pass_rows", "penalise"}
+    assert eager == {"accept", "admission", "certainty", "commit", "pass_rows", "penalise"}
     assert {row["op"] for row in faked["rows"] if "bytes" in row} == {"accept"}
 
 

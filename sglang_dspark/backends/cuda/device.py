@@ -23,6 +23,7 @@ from sglang_dspark.backends.cuda.commit import ContextRows
 from sglang_dspark.backends.cuda.compact_pass import compact_pass, strided
 from sglang_dspark.drafter.draft_confidence import draft_confidence
 from sglang_dspark.kernels.admission import admit_torch, admit_triton, terms_of
+from sglang_dspark.kernels.certainty import certainty_triton
 from sglang_dspark.kernels.penalise import penalise_triton
 from sglang_dspark.kernels.platform import runs_on
 from sglang_dspark.serving import mode, upstream
@@ -146,7 +147,8 @@ class GraphDevice:
             return proposal
         block = proposal.draft_block
         temperatures = block.temperatures.reshape(-1).where(~block.greedy_mask, 0.0)  # [R]
-        estimated = draft_confidence(block.corrected_logits, temperatures)
+        estimate = certainty_triton if runs_on(self._device) else draft_confidence
+        estimated = estimate(block.corrected_logits, temperatures)
         return msgspec.structs.replace(proposal, confidence_raw=estimated)
 
     def layout(self, step: Step, indptr: Tensor) -> Any:

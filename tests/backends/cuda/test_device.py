@@ -507,3 +507,36 @@ def test_confidence_is_estimated_from_the_logits_that_were_drafted_from() -> Non
     assert found.folded
     assert found.draft_block is block
     assert found.confidence is None
+
+
+@pytest.mark.parametrize("runs", [True, False])
+def test_operators_are_launched_where_triton_runs(
+    runs: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both are compared with torch in tests/kernels."""
+    launched: list[str] = []
+
+    def launch(name: str) -> Any:
+        return lambda *_: launched.append(name) or torch.zeros(2, GAMMA)
+
+    monkeypatch.setattr(cuda_device, "runs_on", lambda _: runs)
+    monkeypatch.setattr(cuda_device, "certainty_triton", launch("certainty"))
+    block = DraftBlockResult(
+        draft_tokens=torch.zeros(2, GAMMA, dtype=torch.int64),
+        corrected_logits=torch.zeros(2, GAMMA, 5),
+        greedy_mask=torch.tensor([True, False]),
+        temperatures=torch.ones(2),
+        greedy_draft=False,
+    )
+    proposal = create_autospec(DraftProposal, instance=True)
+    monkeypatch.setattr(
+        cuda_device.msgspec.structs, "replace", lambda _, confidence_raw: confidence_raw
+    )
+    proposal.draft_block = block
+    found = device(head=False).with_confidence(proposal)
+    assert found.shape == (2, GAMMA)
+    assert launched == ["certainty"] * runs
+    used: list[Any] = []
+    penalties: Any = SimpleNamespace(apply=lambda *given: used.append(given[-1]))
+    device().penalise(penalties, torch.zeros(2, 5), torch.zeros(1, 2), torch.zeros(1))
+    assert used == [cuda_device.penalise_triton if runs else None]

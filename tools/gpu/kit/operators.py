@@ -28,9 +28,9 @@ from tools.gpu.kit.processes import run_together
 from tools.gpu.kit.stages import GOES_ON
 
 # New since results/gpu_operators_windows_h200.json; `python -m tools.gpu.kit.parity` compares all.
-CHANGED = ("accept_listed",)
+CHANGED = ("accept_listed", "greedy", "penalise", "certainty")
 # That file has attention, rows and the commit; the run ended before admission.
-TIMED = ("accept", "markov", "admission")
+TIMED = ("accept", "penalise", "certainty", "markov", "admission")
 PREPARING_S = 40.0  # comparing and compiling; remaining kernels are compiled when they are timed
 COMPILED_IN = {**dict.fromkeys(TIMED, 1), "accept": 4}  # processes
 ENDING_S = 2.0

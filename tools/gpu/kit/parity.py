@@ -3,9 +3,9 @@
 `python -m tools.gpu.kit.parity [KERNEL...]` compares these kernels, or all. Admission, penalties
 and greedy acceptance must be equal bitwise, drafts and sampled acceptance where rounding does not
 decide. Keys and values that a commit writes may differ by a unit in the last place, attention of
-verify windows by a tolerance of each type. Grouped products and expert layers are compared with
-float64 by `calc_diff`. Comparisons run in parallel processes (`processes.py`), on a device the
-long ones in shares, because compiling dominates.
+verify windows by a tolerance of each type, estimated confidence by 1e-6. Grouped products and
+expert layers are compared with float64 by `calc_diff`. Comparisons run in parallel processes
+(`processes.py`), on a device the long ones in shares, because compiling dominates.
 Ends with status 1, after all comparisons, if one is off or failed.
 """
 
@@ -43,6 +43,7 @@ from sglang_dspark.benchmarks.accept_shapes import (
 from sglang_dspark.benchmarks.experts import correctness
 from sglang_dspark.benchmarks.grouped_shapes import KINDS, grouped_operands, grouped_shapes
 from sglang_dspark.benchmarks.shapes import batches
+from sglang_dspark.drafter.draft_confidence import draft_confidence
 from sglang_dspark.kernels.accept_block import accept_block_triton
 from sglang_dspark.kernels.accept_greedy import (
     accept_greedy_torch,
@@ -53,6 +54,7 @@ from sglang_dspark.kernels.accept_listed import LISTS, accept_listed_triton
 from sglang_dspark.kernels.accept_sampled import Outcome, Tiling, accept_triton
 from sglang_dspark.kernels.accept_windows import Windows
 from sglang_dspark.kernels.admission import admit_torch, admit_triton
+from sglang_dspark.kernels.certainty import certainty_triton
 from sglang_dspark.kernels.commit_write import why_not, write_torch, write_triton
 from sglang_dspark.kernels.grouped_gemm import m_grouped_gemm_nt_contiguous
 from sglang_dspark.kernels.grouped_layout import GroupedOperands
@@ -66,6 +68,7 @@ from sglang_dspark.kernels.window_attention import attend_triton
 from sglang_dspark.kernels.window_inputs import why_not as unsupported
 from sglang_dspark.verify import accept_block, accept_sampled
 from tests.kernels.accept_reference import reference, undecided
+from tests.kernels.certainty_shapes import difference, drafts
 from tests.kernels.greedy_reference import different
 from tests.kernels.pass_row_shapes import passes
 from tests.kernels.penalise_shapes import steps as penalised_steps
@@ -266,6 +269,19 @@ def penalised(device: str, share: tuple[int, int]) -> dict[str, Any]:
     return {"logits": logits, "wrong": wrong}
 
 
+def estimated(device: str, share: tuple[int, int]) -> dict[str, Any]:
+    """Count draft positions of irregular steps; list the steps whose probabilities differ."""
+    positions, wrong = 0, []
+    for number, (logits, temperatures) in shared(drafts(ODD[device], 0, device), share):
+        how = TILING[device]
+        found = certainty_triton(logits, temperatures, rows=how.requests, block=how.block)
+        positions += found.numel()
+        off = difference(found, draft_confidence(logits, temperatures))
+        if not off <= 1e-6:
+            wrong.append(f"step {number}: {off}")
+    return {"positions": positions, "wrong": wrong}
+
+
 def flat(rows: PassRows) -> list[torch.Tensor]:
     """List all tensors of an indexed pass."""
     return [*rows[:4], *rows.whole, *rows.capped]
@@ -334,6 +350,7 @@ PARTS: dict[str, Callable[[str, tuple[int, int]], dict[str, Any]]] = {
     "window_attention": attended,
     "pass_rows": indexed,
     "penalise": penalised,
+    "certainty": estimated,
     "admission": admissions,
     "accept": partial(accepted, "accept"),
     "accept_block": partial(accepted, "accept_block"),
