@@ -7,10 +7,7 @@ the host's list when the request is new, plus its anchor; each step then adds it
 They restart for another generation of a pool row, also after a retraction.
 
 Memory beyond the model's: 4 V bytes a request for its counts, allocated at start where all requests
-need no more than AT_START (29 MB for 48 requests of 151,936 tokens), and temporaries of COPIES
-times AT_ONCE, 151 MB, however many requests are penalised. Both are allocated before the first
-logit changes. Where the device has no memory for them its cached blocks are freed; then requests
-are penalised one by one, in COPIES times 4 V bytes.
+need no more than AT_START (29 MB for 48 requests of 151,936 tokens).
 """
 
 from __future__ import annotations
@@ -18,21 +15,20 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from sglang_dspark.serving import upstream
-from sglang_dspark.verify.penalties import COPIES, Penalties, penalise_windows
+from sglang_dspark.verify.penalties import Penalties, penalise_windows
 
 logger = logging.getLogger(__name__)
 
 RowGeneration = tuple[int, int]  # pool row and its generation
 Launch = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Penalties], None]
 AT_START = 256 << 20  # bytes of counts
-AT_ONCE = 16 << 20  # bytes of float32 logits that are penalised at once
+AT_ONCE = 16 << 20  # bytes of float32 logits that torch penalises at once
 _SIZE = 4  # bytes of a count, and of a logit in float32
 
 
@@ -102,36 +98,6 @@ def _copied(old: Tensor | None, rows: int, like: Tensor) -> Tensor:
     return table
 
 
-def _parts(requests: int, like: Tensor) -> list[slice]:
-    """Split the penalised requests into slices whose temporaries fit the device's memory."""
-    width = like.shape[1]
-    at_once = min(requests, max(1, AT_ONCE // (width * _SIZE)))
-    try:
-        _reserve(at_once, like)
-    except torch.OutOfMemoryError:
-        torch.cuda.empty_cache()
-        at_once = 1
-        _reserve(at_once, like)
-        _warn_of_memory()
-    return [slice(begin, begin + at_once) for begin in range(0, requests, at_once)]
-
-
-def _reserve(requests: int, like: Tensor) -> None:
-    """Make the allocator cache a block for the temporaries of these requests.
-
-    An allocation that fails after the first changed logit could not be retried.
-    """
-    torch.empty(COPIES * requests * like.shape[1] * _SIZE, dtype=torch.uint8, device=like.device)
-
-
-@cache
-def _warn_of_memory() -> None:
-    logger.warning(
-        "sglang-dspark: no memory to penalise requests together, they are penalised one by one; "
-        "lower --mem-fraction-static"
-    )
-
-
 @dataclass(frozen=True)
 class StepPenalties:
     """The penalised requests of one step.
@@ -151,11 +117,10 @@ class StepPenalties:
     ) -> None:
         """Penalise the first W rows of each window of logits [R * (gamma + 1), V], in place.
 
-        window: [R, W] tokens. anchors: [R] positions. launch: `kernels.penalise.penalise_triton`,
-        which needs no temporaries; None: torch.
+        window: [R, W] tokens. anchors: [R] positions. launch: `kernels.penalise.penalise_triton`;
+        None: torch, some requests at once.
         """
         table = self.counts.grown(max(self.slots) + 1, logits)
-        parts = _parts(len(self.reqs), logits) if launch is None else []
         rows, slots = _upload(self.places, logits), _upload(self.slots, logits)
         prompts = _upload([len(req.origin_input_ids) for req in self.reqs], logits)
         outputs = anchors[rows].long() + 1 - prompts  # [P], the anchors included
@@ -165,7 +130,10 @@ class StepPenalties:
         settings = settings_of(self.reqs, logits)
         if launch is not None:
             launch(windows, rows, window, table, slots, outputs, settings)
-        for part in parts:
+            return
+        at_once = max(1, AT_ONCE // (logits.shape[1] * _SIZE))
+        for begin in range(0, len(self.reqs), at_once):
+            part = slice(begin, begin + at_once)
             penalise_windows(
                 windows, rows[part], window, table[slots[part]], outputs[part], settings.of(part)
             )

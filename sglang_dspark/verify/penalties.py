@@ -40,10 +40,6 @@ class Penalties:
         )
 
 
-# Float32 copies of [P, V] that `penalise_windows` holds at most, its `counts` among them.
-COPIES = 9
-
-
 def penalise_windows(
     logits: Tensor,
     rows: Tensor,

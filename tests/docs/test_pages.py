@@ -168,6 +168,24 @@ def test_files_that_a_guide_names_exist(guide: Path) -> None:
     assert [s for s in named if not any((d / s).exists() for d in folders)] == []
 
 
+@cache
+def sources() -> frozenset[str]:
+    """Every tail of the path of a source file: `accept.py`, `step/accept.py` …"""
+    tails = set()
+    for folder in ("sglang_dspark", "kernels", "patches", "loadtest", "tests", "tools"):
+        for file in (ROOT / folder).rglob("*.py"):
+            parts = file.relative_to(ROOT).parts
+            tails |= {"/".join(parts[at:]) for at in range(len(parts))}
+    return frozenset(tails)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_source_files_that_a_page_names_exist(page: Path) -> None:
+    """Except SGLang's, and those that the reader writes."""
+    named = [s for s in spans(page) if re.fullmatch(r"[a-z][\w./-]*\.py", s)]
+    assert [s for s in named if s not in sources() and "srt/" not in s and "NAME" not in s] == []
+
+
 def test_the_architecture_has_a_line_for_each_package() -> None:
     listed = re.findall(r"^\| `(\w+)/` \|", (DOCS / "architecture.md").read_text(), re.MULTILINE)
     packages = {init.parent.name for init in (ROOT / "sglang_dspark").glob("*/__init__.py")}

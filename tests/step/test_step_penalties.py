@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, field
-from itertools import accumulate
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,7 +19,7 @@ pytest.importorskip("sglang")
 
 from sglang_dspark.step import penalties
 from sglang_dspark.step.penalties import OutputCounts, penalties_of
-from sglang_dspark.verify.penalties import COPIES, penalise_windows
+from sglang_dspark.verify.penalties import penalise_windows
 from tests.step.penalised import EOS, PROMPT, SETTINGS, VOCAB, WIDTH, plainly, request
 
 
@@ -86,31 +85,6 @@ class World:
         self.in_flight = [(each, each.put_out.copy()) for each in running]
 
 
-@pytest.fixture
-def out_of_memory(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """A device without memory for two requests: names of failed allocations, and `freed`."""
-    found: list[str] = []
-    reserve, copied = penalties._reserve, penalties._copied
-
-    def short_reserve(requests: int, like: Tensor) -> None:
-        if requests > 1:
-            found.append(f"temporaries of {requests}")
-            raise torch.OutOfMemoryError("CUDA out of memory")
-        reserve(requests, like)
-
-    def short_copied(old: Tensor | None, rows: int, like: Tensor) -> Tensor:
-        if not found:
-            found.append(f"counts of {rows}")
-            raise torch.OutOfMemoryError("CUDA out of memory")
-        return copied(old, rows, like)
-
-    monkeypatch.setattr(penalties, "_reserve", short_reserve)
-    monkeypatch.setattr(penalties, "_copied", short_copied)
-    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: found.append("freed"))
-    penalties._warn_of_memory.cache_clear()
-    return found
-
-
 def crowded(world: World) -> None:
     """Some steps of seven requests, five of them penalised."""
     names = ["all", "frequency", "none", "repetition", "negative", "none", "presence"]
@@ -126,7 +100,7 @@ def test_rows_that_cannot_be_accepted_are_not_penalised(rows: int) -> None:
 
 @pytest.mark.parametrize("rows", [1, WIDTH])
 def test_one_launch_penalises_all_requests(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the table, the slots and settings of all of them, and without temporaries."""
+    """With the table, the slots and the settings of all of them."""
     launched: list[int] = []
 
     def launch(logits: Tensor, places: Tensor, window: Tensor, table: Tensor, slots: Tensor,
@@ -134,56 +108,45 @@ def test_one_launch_penalises_all_requests(rows: int, monkeypatch: pytest.Monkey
         launched.append(len(places))
         penalise_windows(logits, places, window, table[slots], outputs, settings)
 
-    monkeypatch.setattr(penalties, "_reserve", lambda *_: pytest.fail("no temporaries"))
+    monkeypatch.setattr(penalties, "penalise_windows", lambda *_: pytest.fail("both ways"))
     crowded(World(rows=rows, launch=launch))
     assert launched == [5] * 4
 
 
-@pytest.mark.parametrize("together", [1, 2, 3, 5])
-def test_requests_are_penalised_in_parts(monkeypatch: pytest.MonkeyPatch, together: int) -> None:
-    monkeypatch.setattr(penalties, "AT_ONCE", together * VOCAB * 4)
-    taken = []
-    monkeypatch.setattr(penalties, "_reserve", lambda requests, like: taken.append(requests))
-    crowded(World())
-    assert set(taken) == {together}
-
-
-def test_without_memory_requests_are_penalised_one_by_one(
-    out_of_memory: list[str],
-    caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize(
+    ("together", "parts"), [(1, [1] * 5), (2, [2, 2, 1]), (3, [3, 2]), (5, [5])]
+)
+def test_requests_are_penalised_in_parts(
+    monkeypatch: pytest.MonkeyPatch, together: int, parts: list[int]
 ) -> None:
-    def penalise_one(logits: Tensor, rows: Tensor, *given: Any) -> None:
-        assert len(rows) == 1
+    taken: list[int] = []
+
+    def penalise(logits: Tensor, rows: Tensor, *given: Any) -> None:
+        taken.append(len(rows))
         penalise_windows(logits, rows, *given)
 
-    monkeypatch.setattr(penalties, "penalise_windows", penalise_one)
+    monkeypatch.setattr(penalties, "AT_ONCE", together * VOCAB * 4)
+    monkeypatch.setattr(penalties, "penalise_windows", penalise)
     crowded(World())
-    assert out_of_memory == ["counts of 5", "freed"] + ["temporaries of 5", "freed"] * 4
-    (line,) = [record.getMessage() for record in caplog.records]
-    assert "penalised one by one" in line
+    assert taken == parts * 4
 
 
-def test_without_memory_for_one_request_no_logit_is_changed(
+def test_counts_are_allocated_again_once_cached_blocks_are_freed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    reserved: list[int] = []
+    done: list[str] = []
+    copied = penalties._copied
 
-    def none_left(requests: int, like: Tensor) -> None:
-        reserved.append(requests)
-        raise torch.OutOfMemoryError("CUDA out of memory")
+    def short(old: Tensor | None, rows: int, like: Tensor) -> Tensor:
+        done.append(f"counts of {rows}")
+        if "freed" not in done:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return copied(old, rows, like)
 
-    monkeypatch.setattr(penalties, "_reserve", none_left)
-    reqs: Any = [request([5], **SETTINGS["all"]) for _ in range(2)]
-    batch = SimpleNamespace(reqs=reqs, req_pool_indices_cpu=torch.tensor([1, 2]))
-    pool = SimpleNamespace(req_generation=torch.zeros(3, dtype=torch.int64))
-    found = penalties_of(OutputCounts(), batch, pool)
-    assert found is not None
-    logits = torch.ones(2 * WIDTH, VOCAB)
-    with pytest.raises(torch.OutOfMemoryError):
-        found.apply(logits, torch.zeros(2, WIDTH, dtype=torch.int64), torch.full((2,), 9))
-    assert reserved == [2, 1]
-    assert bool((logits == 1).all())
+    monkeypatch.setattr(penalties, "_copied", short)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: done.append("freed"))
+    crowded(World())
+    assert done == ["counts of 5", "freed", "counts of 5"]
 
 
 def test_counts_are_allocated_at_start_where_they_are_small(
@@ -218,35 +181,6 @@ def test_counts_of_another_vocabulary_are_not_used() -> None:
     world = World()
     world.counts.reserve(4, VOCAB - 1, torch.device("cpu"))
     crowded(world)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_temporaries_take_no_more_than_is_reserved(dtype: torch.dtype) -> None:
-    """Peak of what is allocated beyond the arguments, by torch's own profiler."""
-    requests, width, vocab = 3, 8, 50_000
-    logits = torch.randn(requests, width, vocab).to(dtype)
-    counts = torch.randint(0, 3, (requests, vocab), dtype=torch.int32)
-    window = torch.randint(0, vocab, (requests, width))
-    reqs: Any = [request([5], **SETTINGS["all"])] * requests
-    given = (torch.arange(requests), window, counts, torch.full((requests,), 3))
-    settings = penalties.settings_of(reqs, logits)
-    cpu = [torch.profiler.ProfilerActivity.CPU]
-    with torch.profiler.profile(activities=cpu, profile_memory=True) as profiled:
-        penalise_windows(logits, *given, settings)
-    events = profiled.profiler.kineto_results.events()
-    held = list(accumulate(each.nbytes() for each in events if each.name() == "[memory]"))
-    copies = 1 + max(held) / (4 * requests * vocab)  # counts are one more
-    assert COPIES - 2.5 < copies <= COPIES
-
-
-def test_what_is_reserved_is_four_bytes_a_copy_of_each_logit() -> None:
-    logits = torch.empty(1, 50_000, dtype=torch.bfloat16)
-    cpu = [torch.profiler.ProfilerActivity.CPU]
-    with torch.profiler.profile(activities=cpu, profile_memory=True) as profiled:
-        penalties._reserve(3, logits)
-    events = profiled.profiler.kineto_results.events()
-    held = [each.nbytes() for each in events if each.name() == "[memory]"]
-    assert max(held) == COPIES * 3 * 50_000 * 4
 
 
 @pytest.mark.parametrize("name", sorted(SETTINGS))
@@ -315,13 +249,3 @@ def test_lists_of_stops_are_padded_with_their_last_token() -> None:
     assert found.stops[2].tolist() == [0] * 3
     assert found.stops[3].tolist() == [EOS, 7, 7]
     assert found.minimum.tolist() == [[4], [2], [0], [3]]
-
-
-def test_memory_is_reserved_on_the_device_of_the_logits(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[Tensor] = []
-    empty = torch.empty
-    monkeypatch.setattr(torch, "empty", lambda *given, **named: made.append(empty(*given, **named)))
-    penalties._reserve(3, empty(1, 16, device="meta"))
-    [block] = made
-    assert block.device.type == "meta"
-    assert block.numel() * block.element_size() >= COPIES * 3 * 16 * 4  # float32 copies

@@ -130,12 +130,10 @@ n (d + r) numbers, 172 MiB for 32,000 tokens of a target of width 2,560 in bfloa
 or larger and none |
 | penalties: counts of output tokens | 4 bytes times the vocabulary for each request, allocated \
 at the start for all slots up to 256 MiB (29 MB for 48 requests of 151,936 tokens) |
-| penalties: temporaries | at most 151 MB, for any number of requests with penalties |
 
-Without the memory for counts, requests are penalised one by one, which is logged once. Decode
-graphs and their buffers are sized for the running requests: SGLang's 48, unless
-`--max-running-requests` or `--cuda-graph-max-bs-decode` is given. On fewer than
-four GPUs of less than 60 GB SGLang captures 8 to 48 requests at most, unless the latter is given.
+Decode graphs and their buffers are sized for the running requests: SGLang's 48, unless
+`--max-running-requests` or `--cuda-graph-max-bs-decode` is given. On fewer than four GPUs of less
+than 60 GB SGLang captures 8 to 48 requests at most, unless the latter is given.
 
 A scheduled server samples the drafts of a block in one launch. A vanilla head in the draft's graph,
 and head types other than vanilla, gated and rnn, keep SGLang's steps; so do split vocabularies and

@@ -111,6 +111,9 @@ as its programs wait for each other between positions |
 | `accept_listed.py` | both where requests have cuts, on lists of the likeliest tokens, in \
 three launches; newer than these runs |
 | `pass_rows.py` | the rows of a ragged pass and the windows of its graph's slots |
+| `penalise.py` | penalties of all rows of the windows, in place; newer than these runs |
+| `certainty.py` | confidence of drafts without a confidence head, from their logits; newer than \
+these runs |
 | `commit_write.py` | norms and rotates the keys of all draft layers, writes keys and values |
 | `window_attention.py` | attends from ragged verify windows to cached contexts; in two launches \
 where contexts are split |
@@ -122,8 +125,8 @@ ones were faster there. A commit projects the packed rows of a
 pass, for all draft layers in one product, at the end of its graph.
 
 `python -m sglang_dspark.benchmarks.operators` (one of them: `.admission`, `.markov`, `.greedy`,
-`.accept`, `.commit`, `.pass_rows`, `.window_attention`) times them in captured graphs next to
-SGLang's and torch's.
+`.accept`, `.commit`, `.pass_rows`, `.penalise`, `.certainty`, `.window_attention`) times them in
+captured graphs next to SGLang's and torch's.
 
 """
 REST = """
