@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from functools import cache
 from typing import IO, Any
@@ -19,6 +20,7 @@ from tests.integration.preload import MESSAGE
 # Read when torch, Triton, Numba or OpenMP are imported, which is before the fork.
 _READ_EARLY = ("TORCH", "TRITON", "NUMBA", "OMP", "MKL", "KMP", "OPENBLAS", "CUDA", "LD_", "PYTHON")
 _SAFE = ("PYTHONPATH",)
+_CHANNEL = threading.RLock()  # a test's clients poll from threads of their own
 
 
 class PreloadedServer(ServerProcess):
@@ -41,9 +43,10 @@ class _Child:
         self.pid: int = _ask(order, log.fileno())
 
     def poll(self) -> int | None:
-        if self.returncode is None:
-            self.returncode = _ask({"poll": self.pid})
-        return self.returncode
+        with _CHANNEL:  # a child's status can be asked for once
+            if self.returncode is None:
+                self.returncode = _ask({"poll": self.pid})
+            return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
         end = None if timeout is None else time.monotonic() + timeout
@@ -59,9 +62,10 @@ class _Child:
 
 
 def _ask(message: dict[str, Any], *files: int) -> Any:
-    channel = _preload()
-    socket.send_fds(channel, [json.dumps(message).encode()], files)
-    return json.loads(channel.recv(MESSAGE))
+    with _CHANNEL:
+        channel = _preload()
+        socket.send_fds(channel, [json.dumps(message).encode()], files)
+        return json.loads(channel.recv(MESSAGE))
 
 
 @cache
