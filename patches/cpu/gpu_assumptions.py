@@ -14,6 +14,7 @@ from typing import Any
 from torch import Tensor
 
 from sglang_dspark.patches.seam import Seams
+from sglang_dspark.serving import upstream
 
 SEAMS = Seams(device="cpu")
 
@@ -33,6 +34,21 @@ def gather_spec_extras(
     """Gather rows `indices` of each buffer."""
     hidden = None if hidden_states_buf is None else hidden_states_buf[indices]
     return topk_p_buf[indices], topk_index_buf[indices], output_tokens_buf[indices], hidden
+
+
+@SEAMS.replace(
+    "cpu-last-slot",
+    "sglang.srt.mem_cache.allocation.get_last_loc",
+    why="with pages of several tokens upstream reads the last slots by a Triton kernel",
+)
+def get_last_loc(
+    req_to_token: Tensor, req_pool_indices_tensor: Tensor, prefix_lens_tensor: Tensor
+) -> Tensor:
+    """Return the cache slot of each request's last token, [R]; -1 for an empty prefix."""
+    found: Tensor = upstream.get_last_loc_torch(
+        req_to_token, req_pool_indices_tensor, prefix_lens_tensor
+    )
+    return found
 
 
 @SEAMS.replace(

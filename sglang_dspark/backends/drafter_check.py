@@ -9,6 +9,7 @@ moment later; its weights are checked only if they are already in the local cach
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 from pathlib import Path
@@ -66,6 +67,8 @@ def _check(server_args: Any, args: Any) -> None:
         return
     _check_moe(path, args)
     _choose_mode(server_args, path, args)
+    _require_positions(server_args, path)
+    _warn_of_overrides(path, args)
     target = _target(server_args, args)
     _require_features(path, target)
     validate_drafter(
@@ -133,7 +136,7 @@ def _require_features(path: Path, target: Target) -> None:
         raise DSparkError(
             f"drafter {path} reads features of the target's layers, and {target.architecture} of "
             f"SGLang {SUPPORTED_SGLANG} has neither a hook for them nor model.layers with a "
-            "logits_processor; remove --speculative-algorithm"
+            "logits_processor and an lm_head; remove --speculative-algorithm"
         )
 
 
@@ -146,6 +149,20 @@ def _require_positions(server_args: Any, path: Path) -> None:
         raise DSparkError(
             f"drafter {path} knows {most} positions (max_position_embeddings), the server has "
             f"{served}; set --context-length {most}"
+        )
+
+
+def _warn_of_overrides(path: Path, args: Any) -> None:
+    """Log the drafter's settings that --json-model-override-args changes: SGLang applies it to both
+    models (sgl-project/sglang#35841), and its rotation was trained as its file says."""
+    own = read_config(path)
+    changed = json.loads(args.json_model_override_args or "{}")
+    names = sorted(name for name, value in changed.items() if own.get(name) != value)
+    if names:
+        logger.warning(
+            "sglang-dspark: --json-model-override-args changes the drafter's %s too; drafts may be "
+            "accepted less often",
+            ", ".join(names),
         )
 
 
@@ -235,11 +252,15 @@ def _choose_mode(server_args: Any, path: Path, args: Any) -> None:
     device = str(args.device)
     if device == "cpu":
         mode.host_verifies_all()  # raises for modes that only SGLang's step has
-        if upstream.mambaish_config(upstream.model_config_of(server_args)) is not None:
-            raise DSparkError(
-                "DSPARK cannot serve this on a CPU: the target keeps a recurrent state; remove "
-                "--speculative-algorithm"
-            )
+        target = upstream.model_config_of(server_args)
+        for holds, reason in (
+            (upstream.mambaish_config(target) is not None, "the target keeps a recurrent state"),
+            (target.model_is_mrope, "the target's positions have three parts (mRoPE)"),
+        ):
+            if holds:
+                raise DSparkError(
+                    f"DSPARK cannot serve this on a CPU: {reason}; remove --speculative-algorithm"
+                )
         if args.enable_lora or args.lora_paths:
             raise DSparkError(
                 "SGLang's LoRA layers need memory pinned for a GPU, so it serves no adapter on a "
@@ -267,11 +288,18 @@ def _has_head(path: Path) -> bool:
 
 
 def _start(server_args: Any, args: Any) -> features.Start:
-    recurrent = upstream.mambaish_config(upstream.model_config_of(server_args)) is not None
+    target = upstream.model_config_of(server_args)
     chosen = current_config().schedule
-    by_lengths = chosen.threshold is not None or chosen.algorithm == "early-stop"
-    generation = torch.cuda.get_device_capability()[0] if torch.cuda.is_available() else 0
-    return features.Start(args, recurrent, dict(os.environ), by_lengths, generation)
+    return features.Start(
+        args,
+        recurrent=upstream.mambaish_config(target) is not None,
+        variables=dict(os.environ),
+        by_lengths=chosen.threshold is not None or chosen.algorithm == "early-stop",
+        generation=torch.cuda.get_device_capability()[0] if torch.cuda.is_available() else 0,
+        own_attention=upstream.is_minimax_sparse(target.hf_config)
+        or hasattr(target.hf_text_config, "wrap_attention_backend"),
+        mrope=bool(target.model_is_mrope),
+    )
 
 
 def _reads_confidence(path: Path) -> bool:

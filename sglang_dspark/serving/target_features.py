@@ -27,7 +27,7 @@ INCOMPLETE = frozenset({"Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"})
 # those of the second have added, and also return the layer's input. To add a class, compare
 # it with Transformers' hidden states in tests/patches/test_target_features.py, as for these.
 SUMMED = frozenset({"Ernie4_5_ForCausalLM", "Gemma3ForCausalLM", "GraniteForCausalLM"})
-WHOLE = frozenset({"Cohere2ForCausalLM", "CohereForCausalLM", "StableLmForCausalLM"})
+WHOLE = frozenset({"StableLmForCausalLM"})
 _PAIRS = re.compile(r"hidden_states, residual = (layer|self\.layers\[\w+\])\(")
 
 
@@ -64,4 +64,5 @@ def _reads(text: str, name: str) -> bool:
     if any(f"def {hook}" in text for hook in hooks):
         return True
     known = not _PAIRS.search(text) or name in SUMMED | WHOLE
-    return known and "self.layers" in text and "self.logits_processor" in text
+    parts = ("self.layers", "self.logits_processor", "self.lm_head")  # drafts share the LM head
+    return known and all(part in text for part in parts)

@@ -36,6 +36,7 @@ NAMES: dict[str, tuple[str, ...]] = {  # module -> names; "X as Y": used here as
         "resolving_view",
     ),
     "sglang.srt.configs.hybrid_arch": ("mambaish_config",),
+    "sglang.srt.configs.model_config": ("is_minimax_sparse",),
     "sglang.srt.debug_utils.dumper": ("dumper",),
     "sglang.srt.distributed.communication_op": ("tensor_model_parallel_all_reduce",),
     "sglang.srt.entrypoints.ollama.protocol": (
@@ -100,6 +101,7 @@ NAMES: dict[str, tuple[str, ...]] = {  # module -> names; "X as Y": used here as
     ),
     "sglang.srt.managers.schedule_batch": ("FINISH_ABORT",),
     "sglang.srt.managers.utils": ("GenerationBatchResult",),
+    "sglang.srt.mem_cache.allocation": ("get_last_loc_torch",),
     "sglang.srt.mem_cache.allocation_sizing": ("get_alloc_reserve_per_decode",),
     "sglang.srt.mem_cache.kv_loc_plan": ("IdSpaceKind",),
     "sglang.srt.mem_cache.memory_pool": (

@@ -8,6 +8,7 @@ backends/cpu/attach.py and backends/cuda/attach.py attach the engine to the work
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
 from importlib.metadata import version
 from pathlib import Path
@@ -215,6 +216,10 @@ def profile_key(worker: Any, device: str, backend: str) -> ProfileKey:
     slots = target.req_to_token_pool.req_to_token.shape[0]
     cache = target.kv_cache_dtype
     kept = "" if cache == target.dtype else f", {cache} cache"
+    if quantised := target.model_config.quantization:
+        kept += f", {quantised}"
+    if overrides := target.model_config.model_override_args:
+        kept += f", {json.dumps(overrides, sort_keys=True)}"
     return ProfileKey(
         model=_named(str(target.model_config.model_path)),
         drafter=_named(str(draft.model_config.model_path)),

@@ -117,6 +117,7 @@ def test_a_server_that_gets_sigterm_under_load(live: Live, note: Note) -> None:
         first.terminate()
         began = time.monotonic()
         assert lost(asked, live) == 0
+        await_that(lambda: not live.served.process.alive(), "the first process is still there")
         gone = psutil.wait_procs(family, LIMIT_S)
     assert not gone[1], f"still there: {gone[1]}"
     note(

@@ -26,10 +26,11 @@ TOKENS = 32
 
 @pytest.fixture(scope="module")
 def overlapped(pool: ServerPool, demo_target: Path, demo_drafter: Path) -> Iterator[Served]:
-    """The demo pair under the overlap loop; it drafts however busy the machine is."""
+    """The demo pair under the overlap loop, in pages of 16 tokens; it drafts on a busy machine."""
     config = pool.folder / "overlap.yaml"
     config.write_text("cpu: {overlap: true}\nschedule: {threshold: 0.3}\n")
     arguments = ("--max-running-requests", "16", "--dspark-config", str(config), "--enable-metrics")
+    arguments += ("--page-size", "16")
     yield pool.start("overlap", demo_target, *DSPARK_FLAGS, str(demo_drafter), *arguments)
     pool.stop("overlap")
 

@@ -43,3 +43,30 @@ def test_only_verified_drafts_are_proposed(
     assert meta.get("spec_num_proposed_drafts") == proposed
     assert meta.get("spec_accept_rate") == (accepted / proposed if proposed else None)
     assert meta["spec_verify_ct"] == 10
+
+
+@pytest.mark.parametrize("logs", [True, False])
+@pytest.mark.parametrize(
+    ("accepted", "tokens", "rate"),
+    [(12, 10 + 15, 12 / 15), (12, 10 + 40, 12 / 40), (0, 10, 0.0), (0, 0, 0.0)],
+)
+def test_the_reported_rate_is_of_verified_drafts(
+    monkeypatch: pytest.MonkeyPatch, accepted: int, tokens: int, rate: float, logs: bool
+) -> None:
+    """Ten steps of gamma 4; upstream divides by 40, and resets its counters where it logs."""
+    monkeypatch.setattr(
+        drafted_counts.upstream, "get_spec", lambda: SimpleNamespace(speculative_num_draft_tokens=5)
+    )
+    reporter: Any = SimpleNamespace(
+        spec_num_correct_drafts=accepted, spec_num_forward_ct=10, spec_num_cap_tokens=tokens
+    )
+    reported: list[float] = []
+
+    def report(reporter: Any, *given: Any) -> None:
+        if logs:
+            reported.append(reporter.spec_num_correct_drafts / (reporter.spec_num_forward_ct * 4))
+            reporter.spec_num_correct_drafts = reporter.spec_num_forward_ct = 0
+
+    drafted_counts.report_drafted(report, reporter, False)
+    assert reported == pytest.approx([rate] * logs)
+    assert reporter.spec_num_correct_drafts == (0 if logs else accepted)

@@ -78,9 +78,87 @@ def test_other_devices_keep_sglangs_own(drafter: Path, monkeypatch: pytest.Monke
 def test_on_a_cpu_adapters_are_refused(
     drafter: Path, monkeypatch: pytest.MonkeyPatch, asked: dict[str, object]
 ) -> None:
-    monkeypatch.setattr(drafter_check.upstream, "model_config_of", lambda args: None)
+    target = SimpleNamespace(model_is_mrope=False)
+    monkeypatch.setattr(drafter_check.upstream, "model_config_of", lambda args: target)
     monkeypatch.setattr(drafter_check.upstream, "mambaish_config", lambda config: None)
     usual = {"device": "cpu", "enable_lora": None, "lora_paths": None}
     drafter_check._choose_mode(None, drafter, SimpleNamespace(**usual))
     with pytest.raises(DSparkError, match="merge the adapter into the checkpoint"):
         drafter_check._choose_mode(None, drafter, SimpleNamespace(**(usual | asked)))
+
+
+@pytest.mark.parametrize(
+    ("recurrent", "mrope", "reason"),
+    [(object(), False, "keeps a recurrent state"), (None, True, "have three parts")],
+)
+def test_on_a_cpu_targets_that_cannot_be_served_are_refused(
+    drafter: Path, monkeypatch: pytest.MonkeyPatch, recurrent: object, mrope: bool, reason: str
+) -> None:
+    target = SimpleNamespace(model_is_mrope=mrope)
+    monkeypatch.setattr(drafter_check.upstream, "model_config_of", lambda args: target)
+    monkeypatch.setattr(drafter_check.upstream, "mambaish_config", lambda config: recurrent)
+    args = SimpleNamespace(device="cpu", enable_lora=None, lora_paths=None)
+    with pytest.raises(DSparkError, match=reason):
+        drafter_check._choose_mode(None, drafter, args)
+
+
+class Wrapping:
+    """A target's configuration that wraps the attention backend, as Dots 3's does."""
+
+    def wrap_attention_backend(self) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("architecture", "text", "mrope", "rule"),
+    [
+        ("LlamaForCausalLM", object(), False, (False, False)),
+        ("MiniMaxM3SparseForCausalLM", object(), False, (True, False)),
+        ("Dots3ForCausalLM", Wrapping(), False, (True, False)),
+        ("Qwen2_5_VLForConditionalGeneration", object(), True, (False, True)),
+    ],
+)
+def test_a_start_is_judged_by_its_target(
+    monkeypatch: pytest.MonkeyPatch, architecture: str, text: object, mrope: bool,
+    rule: tuple[bool, bool],
+) -> None:  # fmt: skip
+    target = SimpleNamespace(
+        hf_config=SimpleNamespace(architectures=[architecture]),
+        hf_text_config=text,
+        model_is_mrope=mrope,
+    )
+    monkeypatch.setattr(drafter_check.upstream, "model_config_of", lambda args: target)
+    monkeypatch.setattr(drafter_check.upstream, "mambaish_config", lambda config: None)
+    start = drafter_check._start(None, USUAL.args)
+    assert (start.own_attention, start.mrope) == rule
+
+
+def test_settings_of_the_drafter_that_are_overridden_are_logged(
+    drafter: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (drafter / "config.json").write_text(json.dumps({"rope_theta": 1e4, "rope_scaling": None}))
+
+    def log_of(overrides: str) -> list[str]:
+        caplog.clear()
+        drafter_check._warn_of_overrides(
+            drafter, SimpleNamespace(json_model_override_args=overrides)
+        )
+        return [record.message for record in caplog.records]
+
+    assert log_of("{}") == []
+    assert log_of('{"rope_theta": 10000.0}') == []
+    (line,) = log_of('{"rope_theta": 2e6, "rope_scaling": {"type": "yarn"}}')
+    assert "changes the drafter's rope_scaling, rope_theta too" in line
+
+
+@pytest.mark.parametrize(("most", "refused"), [(512, True), (2048, False), (None, False)])
+def test_a_drafter_has_as_many_positions_as_the_server(
+    drafter: Path, monkeypatch: pytest.MonkeyPatch, most: int | None, refused: bool
+) -> None:
+    (drafter / "config.json").write_text(json.dumps({"max_position_embeddings": most}))
+    target = SimpleNamespace(context_len=2048)
+    monkeypatch.setattr(drafter_check.upstream, "model_config_of", lambda args: target)
+    if not refused:
+        drafter_check._require_positions(None, drafter)
+        return
+    with pytest.raises(DSparkError, match=r"knows 512 positions .* set --context-length 512"):
+        drafter_check._require_positions(None, drafter)

@@ -33,7 +33,6 @@ HEAD = """
 |---|---|---|---|---|
 """
 TAIL = (
-    "Since this run a drafter without a confidence head is scheduled by its draft probabilities. "
     "`{command}`, commit {commit}, {date}; {device}; "
     "[results/faults_cpu.json](../results/faults_cpu.json)."
 )

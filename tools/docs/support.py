@@ -33,13 +33,16 @@ drafter, device and features have been shown.
 | Qwen2 | served with random weights | rehearsed |
 | Granite | served with random weights, by [hooks](serving.md#your-own-target) | rehearsed |
 | Gemma 3, text alone | served with random weights, by hooks | untried |
-| Cohere, Ernie 4.5, GLM-4, OLMo 2, StableLM | untried; features are Transformers' | untried |
+| Ernie 4.5, GLM-4, OLMo 2, StableLM | untried; features are Transformers' | untried |
 | Starcoder 2 | untried; features are Transformers' | untried |
 | other classes of SGLang with `model.layers` | untried | untried |
 | Gemma 1 and 2, Baichuan, others of two values a layer | refused by name: not compared | refused |
 | Gemma 3 with images | refused: SGLang's features are incomplete | refused |
 | latent attention (MLA) | refused | unscheduled |
 | recurrent state (Mamba, GDN) | refused | unscheduled |
+| positions of three parts (mRoPE: Qwen2.5-VL, Qwen3-VL) | refused | unscheduled |
+| attention of its own (MiniMax-M3, Dots 3) | untried | unscheduled |
+| no LM head in SGLang's class (Cohere) | refused | refused |
 | DeepSeek-V4 with its own drafter | impossible: CUDA only | rehearsed ([in part](drafters.md)) |
 | FP8 checkpoints | untried | untried |
 
@@ -77,6 +80,7 @@ drafter, device and features have been shown.
 | min-p, seeds, penalties, top-k or top-p alone | served | rehearsed |
 | grammars, logit bias, stop strings, log probabilities | served | untried |
 | prefix cache, chunked prefill, retraction | served | rehearsed |
+| pages of several tokens (`--page-size`) | served | untried |
 | overlap scheduling | served with `cpu.overlap` | ran |
 | CUDA graphs of decode and draft | | ran |
 | CUDA graphs of prefills | | rehearsed |

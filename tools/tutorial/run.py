@@ -42,7 +42,7 @@ set -euo pipefail
 server=
 stop_server() {
   if [ -n "$server" ]; then
-    kill -TERM -- "-$server" 2>/dev/null || true
+    kill -TERM "$server" 2>/dev/null || true  # it ends the others
     for _ in $(seq 60); do kill -0 -- "-$server" 2>/dev/null || break; sleep 0.5; done
     kill -KILL -- "-$server" 2>/dev/null || true
     server=
@@ -93,10 +93,12 @@ def script(found: list[Step]) -> str:
     """Build one bash script of all steps, which prints a line before each."""
     url, parts = health_url(found), [_PRELUDE]
     for number, step in enumerate(found):
+        if step.server:
+            parts.append("stop_server\n")  # not a part of the next server's start
         parts.append(f"printf '\\n{_MARK}%d\\n' {number}\n")  # output may lack its last newline
         if step.server:
             command = shlex.quote(f"exec {step.text}")
-            parts.append(f"stop_server\nsetsid bash -euc {command} > server.log 2>&1 &\n")
+            parts.append(f"setsid bash -euc {command} > server.log 2>&1 &\n")
             parts.append(f"server=$!\nwait_for_server {url}\n")
         else:
             parts.append(step.text)

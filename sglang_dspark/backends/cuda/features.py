@@ -47,7 +47,8 @@ class Start:
 
     recurrent: whether the target keeps a recurrent state. variables: the environment. by_lengths:
     whether the configuration sets lengths that do not sum to a K fixed before drafting.
-    generation: the GPU's, 9 of an H100.
+    generation: the GPU's, 9 of an H100. own_attention: whether the target replaces or wraps the
+    attention backend. mrope: whether its positions have three parts.
     """
 
     args: Any
@@ -55,6 +56,8 @@ class Start:
     variables: dict[str, str]
     by_lengths: bool = False
     generation: int = 9
+    own_attention: bool = False
+    mrope: bool = False
 
 
 @dataclass(frozen=True)
@@ -142,6 +145,16 @@ FEATURES = (
         "a target with a recurrent state (Mamba, GDN)",
         "the target keeps a recurrent state",
         lambda start: start.recurrent,
+    ),
+    Feature(
+        "a target with attention of its own (MiniMax-M3, Dots 3)",
+        "the target replaces the attention backend by its own, which has no ragged windows",
+        lambda start: start.own_attention,
+    ),
+    Feature(
+        "a target whose positions have three parts (mRoPE: Qwen2-VL, Qwen2.5-VL, Qwen3-VL)",
+        "SGLang computes mRoPE positions for windows of one length (sgl-project/sglang#38899)",
+        lambda start: start.mrope,
     ),
     Feature(
         "SGLANG_DSPARK_DEFER_CONTEXT_KV",

@@ -57,6 +57,10 @@ ROWS = {  # feature's name: a start that has it and nothing else
         USUAL, args=arguments(disaggregation_mode="decode")
     ),
     "a target with a recurrent state (Mamba, GDN)": replace(USUAL, recurrent=True),
+    "a target with attention of its own (MiniMax-M3, Dots 3)": replace(USUAL, own_attention=True),
+    "a target whose positions have three parts (mRoPE: Qwen2-VL, Qwen2.5-VL, Qwen3-VL)": replace(
+        USUAL, mrope=True
+    ),
     "SGLANG_DSPARK_DEFER_CONTEXT_KV": replace(
         USUAL, variables={"SGLANG_DSPARK_DEFER_CONTEXT_KV": "1"}
     ),
