@@ -162,3 +162,24 @@ def test_a_drafter_has_as_many_positions_as_the_server(
         return
     with pytest.raises(DSparkError, match=r"knows 512 positions .* set --context-length 512"):
         drafter_check._require_positions(None, drafter)
+
+
+def test_positions_and_overrides_are_looked_at_before_the_target(
+    drafter: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`_require_positions` and `_warn_of_overrides` have tests of their own."""
+    called: list[str] = []
+    for name in (
+        "_check_moe", "_choose_mode", "_require_positions", "_warn_of_overrides", "_target",
+        "_require_features", "validate_drafter", "_reads_confidence",
+    ):  # fmt: skip
+        monkeypatch.setattr(drafter_check, name, lambda *_, _name=name, **__: called.append(_name))
+    args = SimpleNamespace(
+        speculative_draft_model_path=str(drafter),
+        model_path="target",
+        speculative_dspark_block_size=None,
+        speculative_num_draft_tokens=None,
+    )
+    (drafter / "config.json").write_text(json.dumps({"architectures": ["Qwen3DSparkModel"]}))
+    drafter_check._check(None, args)
+    assert called[2:5] == ["_require_positions", "_warn_of_overrides", "_target"]

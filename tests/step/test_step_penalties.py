@@ -105,6 +105,7 @@ def test_one_launch_penalises_all_requests(rows: int, monkeypatch: pytest.Monkey
 
     def launch(logits: Tensor, places: Tensor, window: Tensor, table: Tensor, slots: Tensor,
                outputs: Tensor, settings: Any) -> None:  # fmt: skip
+        assert logits.shape[:2] == window.shape, "the kernel requires it"
         launched.append(len(places))
         penalise_windows(logits, places, window, table[slots], outputs, settings)
 
