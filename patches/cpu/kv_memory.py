@@ -39,7 +39,12 @@ class _MappedZeros(TorchFunctionMode):
         self, function: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         named = kwargs or {}
-        if function is not torch.zeros or torch.device(named.get("device", "cpu")).type != "cpu":
+        sized = function is torch.zeros and len(args) == 1 and not isinstance(args[0], int)
+        if (
+            not sized
+            or "dtype" not in named
+            or torch.device(named.get("device", "cpu")).type != "cpu"
+        ):
             return function(*args, **named)
         return mapped_zeros(args[0], named["dtype"])
 
@@ -50,5 +55,6 @@ def mapped_zeros(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     size = count * dtype.itemsize
     if size < _SMALLEST:
         return torch.empty(shape, dtype=dtype).zero_()
-    memory = torch.frombuffer(mmap.mmap(-1, size), dtype=torch.uint8)
+    private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS  # shared pages would be allocated by reads
+    memory = torch.frombuffer(mmap.mmap(-1, size, flags=private), dtype=torch.uint8)
     return memory.view(dtype).view(shape)

@@ -9,46 +9,58 @@ pytest.importorskip("sglang")
 from sglang.srt.managers.min_free_slots_delayer import MinFreeSlotsDelayer
 
 from sglang_dspark.patches.step import admission_wait
-from sglang_dspark.patches.step.admission_wait import LONGEST_S, should_delay
+from sglang_dspark.patches.step.admission_wait import MOST_ROUNDS, should_delay
 
 DELAY = MinFreeSlotsDelayer.should_delay
 
 
 class Loop:
-    """A scheduler's loop in which requests wait."""
+    """A scheduler's loop in which requests wait for four free slots."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.now, self.delayer = 100.0, MinFreeSlotsDelayer(4)
-        monkeypatch.setattr(admission_wait.time, "monotonic", lambda: self.now)
+    def __init__(self) -> None:
+        self.delayer = MinFreeSlotsDelayer(4)
 
-    def delays(self, after_s: float, running: int, free: int) -> bool:
-        self.now += after_s
-        return should_delay(DELAY, self.delayer, running_bs=running, num_allocatable_reqs=free)
+    def delays(self, running: int, free: int, rounds: int = 1) -> list[bool]:
+        return [
+            should_delay(DELAY, self.delayer, running_bs=running, num_allocatable_reqs=free)
+            for _ in range(rounds)
+        ]
 
 
 @pytest.fixture
-def loop(monkeypatch: pytest.MonkeyPatch) -> Loop:
-    return Loop(monkeypatch)
+def loop() -> Loop:
+    return Loop()
 
 
-def test_a_request_waits_for_more_slots_at_most_so_long(loop: Loop) -> None:
-    assert loop.delays(0.0, running=7, free=1)
-    assert loop.delays(0.9 * LONGEST_S, running=7, free=1)
-    assert not loop.delays(0.2 * LONGEST_S, running=7, free=1)
-    assert loop.delays(0.0, running=7, free=1), "the next one waits as long"
-    assert loop.delays(0.9 * LONGEST_S, running=7, free=2)
-    assert not loop.delays(0.2 * LONGEST_S, running=7, free=2)
+def test_a_request_waits_for_more_slots_at_most_so_many_rounds(loop: Loop) -> None:
+    for free in (1, 2):  # the next one waits as long
+        assert loop.delays(running=7, free=free, rounds=MOST_ROUNDS) == [True] * MOST_ROUNDS
+        assert loop.delays(running=7, free=free) == [False]
 
 
 def test_enough_slots_or_no_other_request_admit_at_once(loop: Loop) -> None:
-    assert not loop.delays(0.0, running=4, free=4)
-    assert not loop.delays(0.0, running=0, free=1)
-    assert loop.delays(0.0, running=5, free=3)
-    assert not loop.delays(0.5 * LONGEST_S, running=4, free=4)
-    assert loop.delays(0.9 * LONGEST_S, running=5, free=3), "a new wait begins"
+    assert loop.delays(running=4, free=4) == [False]
+    assert loop.delays(running=0, free=1) == [False]
+    assert all(loop.delays(running=5, free=3, rounds=MOST_ROUNDS))
+    assert loop.delays(running=4, free=4) == [False]
+    assert all(loop.delays(running=5, free=3, rounds=MOST_ROUNDS)), "a new wait begins"
 
 
-def test_without_a_free_slot_no_time_is_counted(loop: Loop) -> None:
-    for _ in range(3):
-        assert loop.delays(2 * LONGEST_S, running=8, free=0)
-    assert loop.delays(0.0, running=7, free=1)
+def test_without_a_free_slot_no_round_is_counted(loop: Loop) -> None:
+    assert all(loop.delays(running=8, free=0, rounds=3 * MOST_ROUNDS))
+    assert all(loop.delays(running=7, free=1, rounds=MOST_ROUNDS))
+
+
+def test_ranks_decide_alike_at_any_speed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tensor-parallel ranks that admit in different rounds would wait for each other for ever."""
+    free = [1, 2, 0, 3] * MOST_ROUNDS
+    decided = []
+    for clock in ([0.0] * len(free), [1e6 * n for n in range(len(free))]):
+        times = iter([*clock, *clock])
+        monkeypatch.setattr("time.monotonic", lambda times=times: next(times))
+        rank = Loop()
+        decided.append([rank.delays(running=7, free=each) for each in free])
+        monkeypatch.undo()
+    assert decided[0] == decided[1]
+    assert [False] in decided[0]
+    assert not hasattr(admission_wait, "time")
