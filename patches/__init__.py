@@ -13,8 +13,6 @@ import pkgutil
 
 from sglang_dspark.patches.seam import Seam
 
-FOLDERS = ("cpu", "cuda", "step", "upstream_fixes")
-
 
 def all_seams(*, device: str | None = None, upstream_fixes: bool = True) -> tuple[Seam, ...]:
     """Return the seams of every patch module, in order of the module's name, then of its `SEAMS`.
@@ -22,21 +20,16 @@ def all_seams(*, device: str | None = None, upstream_fixes: bool = True) -> tupl
     device: `cpu` or `cuda` skips the other's folder, `none` skips both; skipped folders are
     not imported. None: all folders. upstream_fixes: whether to include that folder.
     """
-    seams: list[Seam] = []
     skipped = set() if upstream_fixes else {"upstream_fixes"}
     if device is not None:
         skipped |= {"cpu", "cuda"} - {device}
-    for name in patch_modules():
-        if name.split(".")[0] in skipped:
-            continue
-        seams.extend(importlib.import_module(f"{__name__}.{name}").SEAMS)
-    return tuple(seams)
+    modules = [name for name in patch_modules() if name.split(".")[0] not in skipped]
+    found = [importlib.import_module(f"{__name__}.{name}").SEAMS for name in modules]
+    return tuple(seam for seams in found for seam in seams)
 
 
 def patch_modules() -> tuple[str, ...]:
-    """Return the names of the patch modules below this package, sorted."""
-    found: list[str] = []
-    for folder in FOLDERS:
-        package = importlib.import_module(f"{__name__}.{folder}")
-        found += (f"{folder}.{info.name}" for info in pkgutil.iter_modules(package.__path__))
-    return tuple(sorted(found))
+    """Return the names of the patch modules in the folders of this package, sorted."""
+    prefix = f"{__name__}."
+    found = (info.name.removeprefix(prefix) for info in pkgutil.walk_packages(__path__, prefix))
+    return tuple(sorted(name for name in found if "." in name))

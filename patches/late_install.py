@@ -24,23 +24,24 @@ def can_wait() -> bool:
     return on_demand.active() and len(plugins) == 1 and released_files.are_unchanged()
 
 
-def install(seams: Iterable[Seam], *, device: str) -> None:
+def install(seams: Iterable[Seam]) -> None:
     """Install the seams of loaded modules as `registry.install` does; the others wait."""
-    chosen = registry.chosen_seams(seams, device=device)
+    ready: list[Seam] = []
     waiting: dict[str, list[Seam]] = {}
-    for seam in chosen:
+    for seam in seams:
         module = _module_of(seam.target)
-        if module is not None and module not in sys.modules:
+        if module is None or module in sys.modules:
+            ready.append(seam)
+        else:
             waiting.setdefault(module, []).append(seam)
-    late = {seam.name for each in waiting.values() for seam in each}
-    registry.add([seam for seam in chosen if seam.name not in late])
+    registry.install(ready)
     on_demand.report_imports(waiting, partial(_install_late, waiting))
 
 
 def _install_late(waiting: dict[str, list[Seam]], modules: list[str]) -> None:
     """Install the seams of modules that were imported; a mismatch ends the process."""
     try:
-        registry.add([seam for module in modules for seam in waiting[module]])
+        registry.install([seam for module in modules for seam in waiting[module]])
     except DSparkError as error:
         startup.stop(str(error))
     upstream.HookRegistry.apply_hooks()  # verifies them too (plugin.py)

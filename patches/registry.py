@@ -19,53 +19,47 @@ from __future__ import annotations
 import inspect
 import pkgutil
 import types
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.patches.seam import Seam, bare_repr, bare_signature
 from sglang_dspark.serving import upstream
 from sglang_dspark.serving.startup import WHAT_TO_DO
 
-State = Literal["installed", "inert", "mismatch", "pending"]
-
-_installed: list[Seam] = []
+installed: list[Seam] = []  # in this process
 
 
 @dataclass(frozen=True)
-class SeamCheck:
-    """Compare a seam's target with the seam's expectation. ok: `found` is `expected`.
-
-    place: the object compared: the target, or the first method of it that differs.
-    """
+class Mismatch:
+    """A difference from a seam's statement. place: its target, or the first method that differs."""
 
     seam: Seam
-    ok: bool
+    place: str
     expected: str
     found: str
-    place: str
+
+    def __str__(self) -> str:
+        """Describe it in one line."""
+        return (
+            f"seam {self.seam.name}: {self.place} should be {self.expected} but is "
+            f"{self.found}; {WHAT_TO_DO}"
+        )
 
 
-def check_seam(seam: Seam) -> SeamCheck:
+def mismatch(seam: Seam) -> Mismatch | None:
     """Compare the object at `seam.target` with the signatures that the seam states."""
-    stated = stated_of(seam)
-    if not stated:
-        expected = "a signature or expected_repr"
-        return SeamCheck(seam, False, expected, "a seam that states neither", seam.target)
     try:
         target = pkgutil.resolve_name(seam.target)
     except Exception as error:  # importing the target's module runs foreign code
         found = f"nothing ({type(error).__name__}: {error})"
-        return SeamCheck(seam, False, expectation(seam), found, seam.target)
-    if seam.kind == "subclass" and not isinstance(target, type):
-        return SeamCheck(seam, False, "a class", bare_repr(target), seam.target)
-    for name, expected in stated.items():
+        return Mismatch(seam, seam.target, expectation(seam), found)
+    for name, expected in stated_of(seam).items():
         found = _found(seam, target, name)
         if found != expected:
-            place = f"{seam.target}.{name}" if name else seam.target
-            return SeamCheck(seam, False, expected, found, place)
-    return SeamCheck(seam, True, expectation(seam), expectation(seam), seam.target)
+            return Mismatch(seam, f"{seam.target}.{name}".rstrip("."), expected, found)
+    return None
 
 
 def stated_of(seam: Seam) -> dict[str, str]:
@@ -74,14 +68,15 @@ def stated_of(seam: Seam) -> dict[str, str]:
     The target itself is "". For `subclass` these are the methods and flags that the hook overrides.
     """
     if seam.kind != "subclass":
-        stated = seam.expected_repr if _is_value(seam, "") else seam.signature
-        return {} if stated is None else {"": stated}
-    own = inspect.get_annotations(seam.hook)
-    return {
-        name: repr(not value) if _is_value(seam, name) else bare_signature(getattr(seam.hook, name))
-        for name, value in vars(seam.hook).items()
-        if name not in own and (name == "__init__" or not name.startswith("__"))
-    }
+        return {"": seam.signature or seam.expected_repr}
+    stated = {}
+    for name, value in vars(seam.hook).items():
+        is_special = name.startswith("__") and name != "__init__"
+        if is_special or name in inspect.get_annotations(seam.hook):
+            continue
+        is_flag = isinstance(value, bool)
+        stated[name] = repr(not value) if is_flag else bare_signature(getattr(seam.hook, name))
+    return stated
 
 
 def expectation(seam: Seam) -> str:
@@ -89,17 +84,12 @@ def expectation(seam: Seam) -> str:
     return "; ".join(f"{name} {text}".lstrip() for name, text in stated_of(seam).items())
 
 
-def _is_value(seam: Seam, name: str) -> bool:
-    """Return whether an attribute is compared by its representation instead of its signature."""
-    return isinstance(vars(seam.hook).get(name), bool) if name else seam.signature is None
-
-
 def _found(seam: Seam, target: Any, name: str) -> str:
     """Describe the target, or its attribute `name`, as `stated_of` does."""
     if name and not hasattr(target, name):
         return "nothing"
     there = getattr(target, name) if name else target
-    if _is_value(seam, name):
+    if seam.expected_repr or not callable(there):
         return bare_repr(there)
     try:
         return bare_signature(there)
@@ -107,49 +97,21 @@ def _found(seam: Seam, target: Any, name: str) -> str:
         return f"no signature: {bare_repr(there)}"
 
 
-def mismatch(check: SeamCheck) -> str:
-    """Describe a failed check in one line: the target, its expected and its actual form."""
-    return (
-        f"seam {check.seam.name}: {check.place} should be {check.expected} but is "
-        f"{check.found}; {WHAT_TO_DO}"
-    )
-
-
-def is_inert(seam: Seam, *, device: str) -> bool:
-    """Return whether the seam is not installed in this process: it is for another device."""
-    return seam.device not in ("any", device)
-
-
-def install(seams: Iterable[Seam], *, device: str) -> None:
-    """Check every seam for this device, then register or set all of them; once a process.
+def install(seams: Sequence[Seam]) -> None:
+    """Check these seams, then register or set all of them.
 
     Hooks become effective with the next `HookRegistry.apply_hooks()`; `set` seams at once.
     Raises DSparkError, before any change, naming the first target with another signature.
     """
-    if not _installed:
-        add(chosen_seams(seams, device=device))
-
-
-def chosen_seams(seams: Iterable[Seam], *, device: str) -> list[Seam]:
-    """Return the seams for this device. Raises DSparkError if two have one target."""
-    chosen = [seam for seam in seams if not is_inert(seam, device=device)]
-    _require_distinct(chosen)
-    return chosen
-
-
-def add(seams: Sequence[Seam]) -> None:
-    """Check these seams, then register or set all of them. Raises DSparkError as `install` does."""
     for seam in seams:
-        check = check_seam(seam)
-        if not check.ok:
-            raise DSparkError(mismatch(check))
+        if wrong := mismatch(seam):
+            raise DSparkError(str(wrong))
     for target, hook, kind in _hooks(seams):
         if kind == "set":
-            owner, attribute = _owner(target)
-            setattr(owner, attribute, hook)
+            setattr(*_owner(target), hook)
         else:
             upstream.HookRegistry.register(target, hook, upstream.HookType(kind))
-    _installed.extend(seams)
+    installed.extend(seams)
 
 
 def _hooks(seams: Sequence[Seam]) -> Iterator[tuple[str, Any, str]]:
@@ -178,7 +140,7 @@ def derive(base: type, *hooks: type) -> type:
 
 def verify() -> None:
     """Raise `DSparkError` unless every installed seam's hook is reachable from its target."""
-    for seam in _installed:
+    for seam in installed:
         if not took(seam):
             raise DSparkError(
                 f"seam {seam.name}: the {seam.kind} hook on {seam.target} did not take (another "
@@ -188,42 +150,18 @@ def verify() -> None:
 
 def took(seam: Seam) -> bool:
     """Return whether the seam's hook is at its target, or in the chain of wrappers there."""
-    owner, attribute = _owner(seam.target)
-    current = getattr(owner, attribute, None)
-    if isinstance(owner, type):
-        current = inspect.getattr_static(owner, attribute, None)
+    current = inspect.getattr_static(*_owner(seam.target), None)
     if seam.kind == "subclass":
         return isinstance(current, type) and issubclass(current, seam.hook)
-    if seam.kind == "set" or isinstance(seam.hook, type):
-        return current is seam.hook
     return any(seam.hook is part for part in _wrapper_parts(current))
 
 
-def state_of(seam: Seam, *, device: str) -> State:
-    """Return the seam's state in this process; `pending`: checked but not installed here."""
-    if is_inert(seam, device=device):
-        return "inert"
-    if seam in _installed:
-        return "installed" if took(seam) else "mismatch"
-    return "pending" if check_seam(seam).ok else "mismatch"
-
-
-def installed() -> tuple[Seam, ...]:
-    """Return the seams that `install` installed in this process."""
-    return tuple(_installed)
-
-
 def _wrapper_parts(value: Any) -> Iterator[Any]:
-    """Yield every hook and function in a `functools.wraps` chain, outermost first."""
+    """Yield a value, and every hook and function in its `__wrapped__` chain, outermost first."""
     while value is not None:
-        if isinstance(value, (classmethod, staticmethod)):
-            value = value.__func__
-            continue
         yield value
-        try:
+        if inspect.isfunction(value):
             yield from inspect.getclosurevars(value).nonlocals.values()
-        except TypeError:
-            return  # not a Python function: it wraps no hook of ours
         value = getattr(value, "__wrapped__", None)
 
 
@@ -231,17 +169,3 @@ def _owner(target: str) -> tuple[Any, str]:
     """Return the object and the attribute's name of a dotted path."""
     path, _, attribute = target.rpartition(".")
     return pkgutil.resolve_name(path), attribute
-
-
-def _require_distinct(seams: list[Seam]) -> None:
-    """Raise DSparkError for two seams with one target: one would silently undo the other."""
-    seen: dict[str, str] = {}
-    for seam in seams:
-        if seam.kind not in ("replace", "set"):
-            continue
-        if seam.target in seen:
-            raise DSparkError(
-                f"seams {seen[seam.target]} and {seam.name} both replace {seam.target}; "
-                "report this, and set DSPARK_DISABLE=1 meanwhile"
-            )
-        seen[seam.target] = seam.name

@@ -27,7 +27,7 @@ class Seam:
     hook: the new callable or value, in the calling convention of `kind`. For `subclass` a
         class with upstream's methods: their own signatures state the expected ones, and
         `super()` calls upstream's. A flag overrides its opposite; annotated attributes are new.
-    signature: `bare_signature(target)` in the supported version; None for `set` and `subclass`.
+    signature: `bare_signature(target)` in the supported version; "" for `set` and `subclass`.
     expected_repr: `repr(target)` without addresses, for `set`.
     why: one sentence on the fault or the missing feature without it.
     device: `cpu` seams are installed only where our CPU platform is active, `cuda` seams only where
@@ -43,8 +43,8 @@ class Seam:
     kind: Kind
     hook: Any
     why: str
-    signature: str | None = None
-    expected_repr: str | None = None
+    signature: str = ""
+    expected_repr: str = ""
     device: Literal["any", "cpu", "cuda"] = "any"
     issue: str = ""
     drop_when: str = ""
@@ -61,10 +61,10 @@ class Seams(list[Seam]):
 
     `@SEAMS.after("name", "path.of.target", why="...")`, with further fields of `Seam` by name. The
     signature is the hook's own without `original` or `result`, unless it is given.
+    shared: fields that all seams of the module have.
     """
 
     def __init__(self, **shared: Any) -> None:
-        """Set `shared`: fields that all seams of the module have."""
         self._shared = shared
 
     def _put(self, kind: Kind, name: str, target: str, **own: Any) -> Put:
@@ -94,23 +94,15 @@ def bare_signature(target: Any, skipped: int = 0) -> str:
     that another plugin hooked still shows its own signature. skipped: number of leading parameters
     to skip. Raises TypeError or ValueError when `target` has none.
     """
-    signature = inspect.signature(target)
-    parameters = [
-        p.replace(annotation=inspect.Parameter.empty) for p in signature.parameters.values()
-    ]
-    bare = signature.replace(
-        parameters=parameters[skipped:], return_annotation=inspect.Signature.empty
-    )
-    return _awaited(inspect.unwrap(target)) + _ADDRESS.sub("", str(bare))
-
-
-def _awaited(function: Any) -> str:
-    """Return the prefix of an asynchronous function in `bare_signature`, or ""."""
+    stated = inspect.signature(target).parameters.values()
+    parameters = [p.replace(annotation=inspect.Parameter.empty) for p in stated]
+    bare = _ADDRESS.sub("", str(inspect.Signature(parameters[skipped:])))
+    function = inspect.unwrap(target)
     if inspect.iscoroutinefunction(function):
-        return "async "
+        return f"async {bare}"
     returns = str(getattr(function, "__annotations__", {}).get("return", ""))
     loops = inspect.isasyncgenfunction(function) or returns.startswith("AsyncIterator")
-    return "async for " if loops else ""
+    return f"async for {bare}" if loops else bare
 
 
 def bare_repr(value: Any) -> str:

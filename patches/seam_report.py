@@ -9,12 +9,10 @@ from __future__ import annotations
 import contextlib
 import io
 
-from sglang_dspark.errors import DSparkError
 from sglang_dspark.patches import all_seams, registry
-from sglang_dspark.patches.registry import SeamCheck
+from sglang_dspark.patches.registry import Mismatch
 from sglang_dspark.patches.seam import Seam
 from sglang_dspark.serving import startup, upstream, upstream_check
-from sglang_dspark.serving.config import current_config
 from sglang_dspark.serving.diagnosis import Diagnosis, SeamReport
 
 
@@ -24,54 +22,52 @@ def look_at_seams(found: Diagnosis) -> None:
     Adds a report of each to `found`, and to its problems each fault that prevents a start.
     """
     device = startup.active_device()
-    seams = all_seams()
-    off = startup.switched_off() is not None
-    wanted = all_seams(upstream_fixes=_fixes_wanted())
-    if len(wanted) < len(seams):
-        count = len(seams) - len(wanted)
+    settings = found.config.get("values")  # None if the file is faulty, which is reported
+    fixes = settings["upstream_fixes"]["value"] if settings else True
+    seams, wanted = all_seams(), all_seams(upstream_fixes=fixes)
+    if count := len(seams) - len(wanted):
         found.notes.append(f"upstream_fixes is false: {count} fixes of SGLang are not installed")
-    live = [s for s in wanted if not off and not registry.is_inert(s, device=device)]
-    checks = {seam.name: registry.check_seam(seam) for seam in live}
-    mismatches = [check for check in checks.values() if not check.ok]
-    found.problems += [registry.mismatch(check) for check in mismatches]
+    if startup.switched_off() is not None:
+        wanted = ()
     # An upgrade is prepared without a GPU: targets of CUDA seams can be read there too.
-    others = [s for s in wanted if not off and device == "cpu" and s.device == "cuda"]
-    checks |= {seam.name: registry.check_seam(seam) for seam in others}
-    elsewhere = [checks[seam.name] for seam in others if not checks[seam.name].ok]
-    found.notes += [f"on a GPU: {registry.mismatch(check)}" for check in elsewhere]
-    if not off and not mismatches and not upstream_check.missing():
+    devices = ("any", device, "cuda" if device == "cpu" else device)
+    checks = {seam.name: registry.mismatch(seam) for seam in wanted if seam.device in devices}
+    wrong = [each for each in checks.values() if each is not None]
+    here = [str(each) for each in wrong if each.seam.device in ("any", device)]
+    found.problems += here
+    found.notes += [f"on a GPU: {each}" for each in wrong if str(each) not in here]
+    if wanted and not here and not upstream_check.missing():
         _load_plugins(found)
     for seam in seams:
-        absent = off or seam not in wanted
-        state: str = "not installed" if absent else registry.state_of(seam, device=device)
-        found.seams.append(_seam_report(seam, checks.get(seam.name), state))
+        state = _state(seam, device) if seam in wanted else "not installed"
+        found.seams.append(_seam_report(seam, checks, state))
 
 
-def _seam_report(seam: Seam, check: SeamCheck | None, state: str) -> SeamReport:
-    """Make the report of one seam. check: None where the target was not checked."""
-    if check is not None and not check.ok:
-        state = "mismatch"
+def _state(seam: Seam, device: str) -> str:
+    if seam.device not in ("any", device):
+        return "inert"
+    if seam not in registry.installed:
+        return "not installed"
+    return "installed" if registry.took(seam) else "mismatch"
+
+
+def _seam_report(seam: Seam, checks: dict[str, Mismatch | None], state: str) -> SeamReport:
+    """Make the report of one seam. checks: by name, of the seams that were checked."""
+    expected, wrong = registry.expectation(seam), checks.get(seam.name)
+    found = expected if seam.name in checks else "not looked at"
     return SeamReport(
         name=seam.name,
         target=seam.target,
         kind=seam.kind,
         device=seam.device,
-        expected=registry.expectation(seam),
-        found=check.found if check else "not looked at",
-        signature_ok=check.ok if check else True,
-        state="not installed" if state == "pending" else state,
+        expected=expected,
+        found=wrong.found if wrong else found,
+        signature_ok=wrong is None,
+        state="mismatch" if wrong else state,
         why=seam.why,
         issue=seam.issue,
         drop_when=seam.drop_when,
     )
-
-
-def _fixes_wanted() -> bool:
-    """Return whether the configuration enables the fixes; true if it cannot be read."""
-    try:
-        return current_config().upstream_fixes
-    except DSparkError:  # `look_at_config` reports it
-        return True
 
 
 def _load_plugins(found: Diagnosis) -> None:

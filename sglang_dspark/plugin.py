@@ -73,7 +73,7 @@ def _install() -> None:
     else:
         _require_some_platform()
     install = late_install.install if seams_wait else registry.install
-    install(all_seams(device=device, upstream_fixes=fixes), device=device)
+    install(all_seams(device=device, upstream_fixes=fixes))
     _verify_after_apply()
 
 

@@ -4,10 +4,9 @@ Upstream: sglang/srt/arg_groups/speculative_hook.py. `_handle_dspark` checks the
 `_handle_dflash` checks the platform. EAGLE and NGRAM disable the overlap schedule on every CPU.
 
 With DSPARK upstream keeps up to four freed slots of a full server empty and admits requests in
-groups (sglang/srt/managers/min_free_slots_delayer.py), as its draft makes each prefill slow. Our
-prefill of the draft takes a few milliseconds, and an empty slot costs more: with 8 users on 8
-slots, two of three steps had seven requests. So a freed slot is filled at once, unless the user
-sets `--min-free-slots-delay`.
+groups (sglang/srt/managers/min_free_slots_delayer.py), as its draft makes each prefill slow. Ours
+takes a few milliseconds, and an empty slot costs more: with 8 users on 8 slots, two of three steps
+had seven requests. `--min-free-slots-delay` sets another number.
 """
 
 from __future__ import annotations
@@ -26,12 +25,10 @@ SEAMS = Seams(device="cpu")
 class _AsAccelerator:
     """A resolving view whose `device` has a name that `_handle_dspark` accepts."""
 
+    device = "xpu"
+
     def __init__(self, view: Any):
         self._view = view
-
-    @property
-    def device(self) -> str:
-        return "xpu"
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._view, name)
@@ -53,16 +50,11 @@ def handle_dspark(original: Callable[[Any], None], server_args: Any) -> None:
         original(server_args)
     finally:
         upstream.speculative_hook.resolving_view = resolving_view
-    _fill_slots_at_once(server_args)
-    if not on_demand.active():  # no server starts in this process
-        rehearsal.compile_early()  # now: the scheduler starts only after seconds of imports
-
-
-def _fill_slots_at_once(server_args: Any) -> None:
-    """Admit a request as soon as one slot is free, unless the user set a number of slots."""
-    arguments = upstream.resolving_view(server_args)
+    arguments = resolving_view(server_args)
     if arguments.min_free_slots_delay is None and arguments.pp_size == 1:
         upstream.declare_resolution(server_args, "sglang-dspark", min_free_slots_delay=1)
+    if not on_demand.active():  # no server starts in this process
+        rehearsal.compile_early()  # now: the scheduler starts only after seconds of imports
 
 
 @SEAMS.around(

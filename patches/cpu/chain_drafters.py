@@ -1,10 +1,10 @@
 """Serve a chain drafter (Eagle3, MTP) by DSPARK on a CPU, so that its drafts are scheduled.
 
 Upstream: sglang/srt/speculative/dspark_components/dspark_config.py reads a block, a mask token and
-a Markov head from a drafter's config.json; a chain drafter has none. Another worker runs the class
-that sglang/srt/models/registry.py has for its architecture; in a server with DSPARK ours
-replaces it (backends/cpu/chain_model.py). A target whose layers are not captured
-returns its last hidden state, which MTP reads.
+a Markov head from a drafter's config.json; a chain drafter has none. In a server with DSPARK our
+class (backends/cpu/chain_draft.py) replaces that of its architecture in
+sglang/srt/models/registry.py. A target whose layers are not captured returns its last hidden state,
+which MTP reads.
 """
 
 from __future__ import annotations
@@ -78,6 +78,6 @@ def choose_features(config: Any, *, model_config: Any, **unused: Any) -> Any:
 def use_chain_model(registry: Any, architecture: str) -> None:
     """Replace upstream's class by ours for DSPARK (BEFORE hook of `is_arch_supported`)."""
     if architecture in (EAGLE3, MTP) and upstream.get_spec().speculative_algorithm == "DSPARK":
-        from sglang_dspark.backends.cpu.chain_model import ChainModel
+        from sglang_dspark.backends.cpu.chain_draft import ChainModel
 
         registry.models[architecture] = ChainModel

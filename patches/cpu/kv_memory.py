@@ -39,12 +39,7 @@ class _MappedZeros(TorchFunctionMode):
         self, function: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         named = kwargs or {}
-        sized = function is torch.zeros and len(args) == 1 and not isinstance(args[0], int)
-        if (
-            not sized
-            or "dtype" not in named
-            or torch.device(named.get("device", "cpu")).type != "cpu"
-        ):
+        if function is not torch.zeros:
             return function(*args, **named)
         return mapped_zeros(args[0], named["dtype"])
 
@@ -54,7 +49,7 @@ def mapped_zeros(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     count = torch.Size(shape).numel()
     size = count * dtype.itemsize
     if size < _SMALLEST:
-        return torch.empty(shape, dtype=dtype).zero_()
+        return torch.zeros(shape, dtype=dtype)
     private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS  # shared pages would be allocated by reads
     memory = torch.frombuffer(mmap.mmap(-1, size, flags=private), dtype=torch.uint8)
     return memory.view(dtype).view(shape)

@@ -30,30 +30,25 @@ def prepare_model(result: Any, runner: Any, *, fast: bool = True) -> Any:
 
     fast: False for only the operators that a CPU lacks, without fast paths of passes and drafts.
     """
-    from sglang_dspark.backends.cpu import linear, packed_weights, weight_methods
+    from sglang_dspark.backends.cpu import linear, packed_weights
 
     model = runner.model
-    _use_torch_operators(model)
-    linear.prepare()  # may compile: now, not during the first request
-    packed_weights.pack_target(runner)
-    if fast:
-        _use_fast_paths(model)
-    weight_methods.adopt(model)
-    return result
-
-
-def _use_torch_operators(model: Any) -> None:
-    """Use torch's operators where a draft has Triton kernels for bfloat16."""
-    for module in model.modules():
+    for module in model.modules():  # draft models have Triton kernels for bfloat16
         if isinstance(module, upstream.DFlashAttention):
             module.use_table_qk_norm_rope = False
     if isinstance(model, upstream.DSparkDraftMixin):
         model._build_fused_kv_write_bundle = lambda pool: None
+    linear.prepare()  # may compile: now, not during the first request
+    packed_weights.pack_target(runner)
+    if fast:
+        _use_fast_paths(model)
+    packed_weights.adopt(model)
+    return result
 
 
 def _use_fast_paths(model: Any) -> None:
     """Compute layers by a few kernel calls; write a draft's context by one call."""
-    from sglang_dspark.backends.cpu import context_kv, packed_weights, weight_methods
+    from sglang_dspark.backends.cpu import context_kv, packed_weights
     from sglang_dspark.backends.cpu.layers import layer_stack
 
     forwards: dict[Any, Any] = {
@@ -69,6 +64,6 @@ def _use_fast_paths(model: Any) -> None:
             module.forward = partial(forwards[theirs], theirs, module)
     if isinstance(model, upstream.DSparkDraftMixin):
         packed_weights.pack_draft(model)
-        weight_methods.adopt_plain_layers(model, shared=("embed_tokens", "lm_head"))
+        packed_weights.adopt_plain_layers(model, shared=("embed_tokens", "lm_head"))
         write = type(model).write_target_hidden_kv
         model.write_target_hidden_kv = partial(context_kv.write_target_hidden_kv, write, model)

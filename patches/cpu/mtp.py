@@ -3,7 +3,7 @@
 Upstream: sglang/srt/models/llama_eagle.py (`LlamaModel.forward`),
 sglang/srt/speculative/eagle_worker_v2.py (`EagleDraftWorker.draft`, `_draft_extend_for_decode`) and
 eagle_utils.py (`eagle_sample`). DSPARK is compared with MTP-1, so both get the same fast paths on a
-CPU. Drafts are accepted by our rules (backends/cpu/verify_ops.py, greedy_ops.py).
+CPU. Drafts are accepted by our rules (backends/cpu/accept.py, greedy_ops.py).
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sglang_dspark.backends.cpu import accept, greedy_ops
 from sglang_dspark.backends.cpu.fast_paths import log_off
-from sglang_dspark.backends.cpu.layers.layer_stack import stack_of_model, step_for
 from sglang_dspark.patches.seam import Seams
 from sglang_dspark.serving import upstream
 
@@ -34,16 +34,12 @@ def forward_model(
     pp_proxy_tensors: Any = None,
 ) -> Tensor:
     """Compute tokens [n] -> hidden [n, d] (AROUND hook of the draft's `LlamaModel.forward`)."""
-    from sglang_dspark.backends.cpu.layers import layer_spec, layer_stack
-
-    stack = stack_of_model(model, layer_spec.eagle_layer_of)
-    if stack is not None:
-        if input_embeds is None:
-            input_embeds = model.embed_tokens(input_ids)
-        hidden = _entered(model, input_embeds, forward_batch.spec_info.hidden_states)
-        step = step_for(stack, positions, hidden, forward_batch)
-        if step is not None:
-            return layer_stack.run(stack, step, hidden)[0]
+    if input_embeds is None:
+        input_embeds = model.embed_tokens(input_ids)
+    before, backend = forward_batch.spec_info.hidden_states, upstream.get_attn_backend()
+    hidden = _run_layers(model, input_embeds, before, backend, positions, forward_batch)
+    if hidden is not None:
+        return hidden
     return original(model, input_ids, positions, forward_batch, input_embeds, pp_proxy_tensors)
 
 
@@ -60,11 +56,13 @@ def draft_one(
 
     Upstream also plans a pass of the draft model, which it then does not run.
     """
-    known = batch.spec_info
-    if with_topology or worker.speculative_num_steps != 1 or not _plain_chain(worker, batch):
-        return original(worker, batch, with_topology=with_topology)
-    requests, hot = known.topk_index.shape[0], worker.hot_token_id
-    if requests > worker._topk1_parents_prealloc.shape[0]:
+    known, hot = batch.spec_info, worker.hot_token_id
+    if (
+        with_topology
+        or worker.speculative_num_steps != 1
+        or not _plain_chain(worker, batch)
+        or (requests := len(known.topk_index)) > len(worker._topk1_parents_prealloc)
+    ):
         return original(worker, batch, with_topology=with_topology)
     return upstream.build_eagle_verify_input(
         batch,
@@ -104,15 +102,14 @@ def accept_drafts(
     """
     if batch.forward_mode.is_idle():
         return original(verify_input, batch, logits_output, grammar_mask, *unused, **watermark)
-    from sglang_dspark.backends.cpu import verify_ops
-    from sglang_dspark.backends.cpu.greedy_ops import verify_chains
-
     logits, info = logits_output.next_token_logits, batch.sampling_info
     _adjust(logits, info, verify_input.draft_token_num, grammar_mask)
     if not info.is_all_greedy:
-        return _of_rank_0(verify_ops.sample_windows(verify_input, info, logits))
+        return _of_rank_0(accept.sample_windows(verify_input, info, logits))
     window = verify_input.draft_token.view(-1, verify_input.draft_token_num)
-    predicted, index, lens = verify_chains(window.to(torch.int64), logits.float().contiguous())
+    predicted, index, lens = greedy_ops.verify_chains(
+        window.to(torch.int64), logits.float().contiguous()
+    )
     return predicted, lens, index
 
 
@@ -164,16 +161,13 @@ def extend_verified(
     if hidden is None:
         original(worker, batch, batch_result, kv_loc_plan=kv_loc_plan)
         return
-    from sglang_dspark.backends.cpu.greedy_ops import row_argmax
-
     lens, model = batch_result.accept_lens, worker.draft_runner.model
     starts = torch.arange(0, hidden.shape[0], worker.speculative_num_draft_tokens)
     chosen = hidden[starts + (lens - 1)]  # [R, d]
     logits = model.logits_processor._compute_lm_head(chosen, model.lm_head)
-    likeliest = row_argmax(logits) if _plain_logits(logits) else logits.argmax(-1)
     following = batch_result.next_draft_input
-    following.topk_index = likeliest[:, None]
-    following.topk_p = torch.ones(likeliest.shape[0], 1)
+    following.topk_index = greedy_ops.row_argmax(logits.float().contiguous())[:, None]
+    following.topk_p = torch.ones(len(logits), 1)
     following.hidden_states = chosen
     following.cuda_graph_compatible = True
 
@@ -181,7 +175,6 @@ def extend_verified(
 def _window_states(worker: Any, batch: Any, result: Any) -> Tensor | None:
     """Return the draft's states [R * n, d] after each verified token; None: upstream must run."""
     from sglang_dspark.backends.cpu.attention import DsparkCpuAttnBackend
-    from sglang_dspark.backends.cpu.layers import layer_spec, layer_stack
 
     runner, window = worker.draft_runner, batch.spec_info
     theirs, ours = worker.target_worker.model_runner.attn_backend, runner.attn_backend
@@ -193,49 +186,48 @@ def _window_states(worker: Any, batch: Any, result: Any) -> Tensor | None:
     if (
         head.logit_scale is not None
         or head.final_logit_softcapping
-        or head.do_tensor_parallel_all_gather
-        or head.do_tensor_parallel_all_gather_dp_attn
         or not isinstance(theirs, DsparkCpuAttnBackend)
         or not isinstance(ours, DsparkCpuAttnBackend)
-        or theirs.req_to_token_pool is not ours.req_to_token_pool
-        or theirs.plan is None
+        or result.logits_output.hidden_states is None
     ):
         return None
-    model, mode = runner.model.model, batch.forward_mode
-    stack = stack_of_model(model, layer_spec.eagle_layer_of)
-    if stack is None or result.logits_output.hidden_states is None:
-        return None
+    model, before = runner.model.model, result.logits_output.hidden_states
     tokens = model.embed_tokens(result.next_token_ids.to(torch.int64))
-    hidden = _entered(model, tokens, result.logits_output.hidden_states)
     ours.plan = theirs.plan
-    pass_ = SimpleNamespace(out_cache_loc=batch.out_cache_loc, forward_mode=mode)
-    step = layer_stack.pass_of(stack, ours, window.positions, hidden, pass_)
-    return None if step is None else layer_stack.run(stack, step, hidden)[0]
+    pass_ = SimpleNamespace(out_cache_loc=batch.out_cache_loc, forward_mode=batch.forward_mode)
+    return _run_layers(model, tokens, before, ours, window.positions, pass_)
 
 
-def _entered(model: Any, embeddings: Tensor, hidden: Tensor) -> Tensor:
-    """Compute fc([embedding; hidden]), [n, d] each -> [n, d]."""
+def _run_layers(
+    model: Any, embeddings: Tensor, before: Tensor, backend: Any, positions: Tensor, batch: Any
+) -> Tensor | None:
+    """Run the draft's layers over fc([embedding; hidden before]), [n, d] each -> [n, d].
+
+    Returns None where they are not supported.
+    """
     from sglang_dspark.backends.cpu import linear
+    from sglang_dspark.backends.cpu.layers import layer_spec, layer_stack
 
-    return linear.product(torch.cat((embeddings, hidden), -1), model.fc.weight, model.fc.bias)
+    stack = layer_stack.stack_of_model(model, layer_spec.eagle_layer_of)
+    if stack is None:
+        return None
+    entered = linear.product(torch.cat((embeddings, before), -1), model.fc.weight, model.fc.bias)
+    done = layer_stack.run(stack, backend, positions, entered, batch)
+    return done and done[0]
 
 
 def _plain_chain(worker: Any, batch: Any) -> bool:
-    """Return whether a step drafts one greedy chain a request, on one rank and without extras."""
+    """Return whether a step drafts greedily, on one rank and without extras.
+
+    On a CPU trees are chains (arguments.py).
+    """
     runner = worker.draft_runner
     return (
-        worker.topk == 1
-        and worker.speculative_num_draft_tokens == worker.speculative_num_steps + 1
-        and not batch.forward_mode.is_idle()
+        not batch.forward_mode.is_idle()
         and not upstream.get_spec().speculative_use_rejection_sampling
         and not worker.seed_dsa_topk_from_draft_extend
-        and not worker.plan_stream
         and runner.canary_manager is None
         and not runner.kv_index_translator.is_translating
         and upstream.get_parallel().pp_size == 1
         and upstream.get_parallel().tp_size == 1
     )
-
-
-def _plain_logits(logits: Tensor) -> bool:
-    return logits.dtype is torch.float32 and logits.dim() == 2 and logits.is_contiguous()

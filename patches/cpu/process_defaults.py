@@ -1,17 +1,14 @@
 """Set defaults of a CPU server's memory and processes; upstream's are for a GPU.
 
-The KV pool is limited to a quarter of the memory that is free at the start. Upstream
-(sglang/srt/mem_cache/kv_cache_configurator.py) sizes it as on a GPU, which one server owns: nearly
-all free memory, 15 of 24 GB for a model of 135M parameters. Other programs share a CPU's memory;
-the next server is killed. `--max-total-tokens` or `--mem-fraction-static` sets the size as in
-upstream.
+The KV pool gets a quarter of the memory that is free at the start. Upstream
+(sglang/srt/mem_cache/kv_cache_configurator.py) takes nearly all of it, as on a GPU, which one
+server owns: 15 of 24 GB for a model of 135M parameters, and the next server is killed.
 
 Processes are forked from the first one, which has imported SGLang and torch. Upstream
 (sglang/srt/entrypoints/engine.py, `_set_envs_and_config`) spawns them, as a process that has used
 CUDA must. Each spawned process imports both again: 8 s of computing a process, and 550 MB a server.
-A fork copies only the thread that calls it, and OpenMP hangs in a child whose parent has used
-it. So a process that has other threads by then (an engine in a user's own program) still
-spawns. OpenBLAS starts its threads when NumPy is imported, and starts them again in a child.
+A fork copies only the thread that calls it, and OpenMP hangs in a child whose parent has used it.
+So a process that has other threads by then (an engine in a user's own program) still spawns.
 """
 
 from __future__ import annotations
@@ -31,7 +28,6 @@ SEAMS = Seams(device="cpu")
 logger = logging.getLogger(__name__)
 
 SHARE = 0.25  # of the memory free at the start, for the pools of all ranks that share it
-SIZES = ("max_total_tokens", "mem_fraction_static")
 
 
 @SEAMS.after(
@@ -46,7 +42,7 @@ def limit_pool(result: int, self: Any, pre_model_load_memory: float) -> int:
     """
     # The user's own arguments: upstream has filled in a fraction in the resolved ones.
     given = getattr(self.server_args, "_raw_input", None) or {}
-    if any(given.get(name) is not None for name in SIZES):
+    if any(given.get(name) is not None for name in ("max_total_tokens", "mem_fraction_static")):
         return result
     together = -(-int(os.environ.get(threads.RANKS, "1")) // rank_resources.memory_nodes())
     most = int(pre_model_load_memory * (1 << 30) * SHARE / together)
@@ -79,11 +75,7 @@ def why_not() -> str | None:
     """Return the reason why this process must not fork; None if it may."""
     if sys.platform != "linux":
         return f"forks are not safe on {sys.platform}"
+    # OpenBLAS starts its threads when NumPy is imported, and again in a child.
     pools = [pool for pool in threadpool_info() if pool["internal_api"] == "openblas"]
-    others = _threads() - sum(pool["num_threads"] - 1 for pool in pools)
+    others = len(os.listdir("/proc/self/task")) - sum(pool["num_threads"] - 1 for pool in pools)
     return None if others <= 1 else f"this process has {others} threads already"
-
-
-def _threads() -> int:
-    """Count the threads of this process, including native ones."""
-    return len(os.listdir("/proc/self/task"))

@@ -3,10 +3,8 @@
 Upstream: sglang/srt/sampling/sampling_batch_info.py and sglang/srt/layers/sampler.py. SGLang reads
 a request's `sampling_seed` (OpenAI: `seed`) only under --enable-deterministic-inference, which no
 CPU backend has. Here every batch carries the seeds in upstream's own field
-`SamplingBatchInfo.sampling_seed` [R] int64, which upstream filters, merges and copies. A request
-without a seed has UNSEEDED there and is sampled by upstream. The step reads seeds from the requests
-(step/seeds.py). The draw would raise on a row without probability, so such rows are repaired first
-(`replace_nan_rows` of backends/cpu/accept.py).
+`SamplingBatchInfo.sampling_seed` [R] int64, which upstream filters, merges and copies; a request
+without one has UNSEEDED there. The step reads seeds from the requests (step/seeds.py).
 """
 
 from __future__ import annotations
@@ -63,9 +61,9 @@ def sample(
 ) -> tuple[Tensor, Any]:
     """Draw one token a row of probs [R, V] (AROUND hook of `_sample_from_probs`).
 
-    Upstream draws all rows without seeds, as its seeded draw needs an operator that stock wheels
-    lack on a CPU; rows with a seed are then drawn again.
+    Upstream draws all rows without seeds; rows with a seed are then drawn again.
     """
+    # A draw raises on a row without probability.
     info, seeds, probs = sampling_info, sampling_info.sampling_seed, replace_nan_rows(probs)
     info.sampling_seed = None
     try:

@@ -47,7 +47,7 @@ class TritonAttention(Upstream):
     def init_forward_metadata(self, forward_batch: Any) -> None:
         """Set the start of each request's rows to that of the pass's layout."""
         super().init_forward_metadata(forward_batch)
-        layout = _layout_of(forward_batch.spec_info)
+        layout = getattr(forward_batch.spec_info, "ragged_verify_layout", None)
         if layout is not None and forward_batch.forward_mode.is_target_verify():
             self.forward_metadata.qo_indptr = layout.qo_indptr_device
 
@@ -66,7 +66,7 @@ class TritonAttention(Upstream):
         found = super()._update_target_verify_buffers(
             plan, bs, seq_lens, spec_info, req_pool_indices
         )
-        layout = _layout_of(spec_info)
+        layout = getattr(spec_info, "ragged_verify_layout", None)
         if layout is not None:
             layout = layout.padded_to_bucket(padded_bs=bs)
             self.qo_indptr[: bs + 1].copy_(layout.qo_indptr_device)
@@ -80,10 +80,6 @@ class TritonAttention(Upstream):
         if is_verify and is_chosen and _attend(*args, **kwargs):
             return None
         return super()._forward_extend_kernel(layer, *args, **kwargs)
-
-
-def _layout_of(spec_info: Any) -> Any:
-    return getattr(spec_info, "ragged_verify_layout", None)
 
 
 def _attend(
@@ -103,7 +99,12 @@ def _attend(
         return False  # a tree of another algorithm's drafts
     windows = Windows(q, k, v, qo_indptr, max_len_extend)
     context = Context(k_buffer, v_buffer, kv_indptr, kv_indices, k_scale, v_scale)
-    why = _unsupported(xai_temperature_len, score_mod) or why_not(windows, context)
+    if xai_temperature_len > 0:
+        why: str | None = "the layer scales its scores by position"
+    elif score_mod is not None:
+        why = "the layer adds a term of its own to its scores"
+    else:
+        why = why_not(windows, context)
     if why is not None:
         _report(why)
         return False
@@ -111,13 +112,6 @@ def _attend(
     sliding = sliding_window_size if sliding_window_size > 0 else -1
     attend_triton(windows, context, Rule(sm_scale, is_causal, sliding, logit_cap, sinks), o)
     return True
-
-
-def _unsupported(xai_temperature_len: int, score_mod: Any) -> str | None:
-    """Return the layer's option that our kernel lacks, or None."""
-    if xai_temperature_len > 0:
-        return "the layer scales its scores by position"
-    return "the layer adds a term of its own to its scores" if score_mod is not None else None
 
 
 @cache

@@ -8,34 +8,33 @@ decide alone and have to agree, so the limit is a number of rounds, not a time.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
-from sglang_dspark.patches.seam import Seams
+from sglang_dspark.patches.seam import Seams, Upstream
 
 SEAMS = Seams()
 MOST_ROUNDS = 50  # decode steps; 48 users with answers of 256 tokens free four slots in about ten
-_HELD = "dspark_held"  # attribute of the delayer: rounds in which it held requests back
 
 
-@SEAMS.around(
+@SEAMS.subclass(
     "admission-wait",
-    "sglang.srt.managers.min_free_slots_delayer.MinFreeSlotsDelayer.should_delay",
-    signature="(self, *, running_bs, num_allocatable_reqs)",
+    "sglang.srt.managers.min_free_slots_delayer.MinFreeSlotsDelayer",
     why="upstream holds a request back without a limit while a slot is free",
 )
-def should_delay(
-    original: Callable[..., bool], delayer: Any, *, running_bs: int, num_allocatable_reqs: int
-) -> bool:
-    """Delay admission for at most MOST_ROUNDS in a row (AROUND hook of `should_delay`).
+class MinFreeSlotsDelayer(Upstream):
+    """Upstream's delayer, with a limit. dspark_held: rounds in which it held requests back."""
 
-    Upstream asks in every round of its loop in which a request waits, the same on all ranks.
-    """
-    if not original(delayer, running_bs=running_bs, num_allocatable_reqs=num_allocatable_reqs):
-        delayer.__dict__.pop(_HELD, None)
-        return False
-    if num_allocatable_reqs <= 0:  # nothing could be admitted
-        return True
-    held = delayer.__dict__.get(_HELD, 0)
-    delayer.__dict__[_HELD] = 0 if held == MOST_ROUNDS else held + 1
-    return bool(held < MOST_ROUNDS)
+    dspark_held: int = 0
+
+    def should_delay(self, *, running_bs: int, num_allocatable_reqs: int) -> bool:
+        """Delay admission for at most MOST_ROUNDS in a row.
+
+        Upstream asks in every round of its loop in which a request waits, the same on all ranks.
+        """
+        free = num_allocatable_reqs
+        if not super().should_delay(running_bs=running_bs, num_allocatable_reqs=free):
+            self.dspark_held = 0
+            return False
+        if free <= 0:  # nothing could be admitted
+            return True
+        held = self.dspark_held
+        self.dspark_held = 0 if held == MOST_ROUNDS else held + 1
+        return held < MOST_ROUNDS

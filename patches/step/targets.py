@@ -38,27 +38,25 @@ SEAMS = Seams()
 @SEAMS.around(
     "target-features",
     "sglang.srt.model_executor.model_runner.configure_aux_hidden_state_capture",
+    signature="(*, model, eagle_use_aux_hidden_state, eagle_aux_hidden_state_layer_ids, "
+    "dflash_use_aux_hidden_state, dflash_target_layer_ids, is_dspark)",
     why="upstream refuses targets whose classes have no hook of DSPARK's or DFLASH's",
 )
 def capture_features(
     original: Callable[..., None],
     *,
     model: Any,
-    eagle_use_aux_hidden_state: bool,
-    eagle_aux_hidden_state_layer_ids: Sequence[int] | None,
     dflash_use_aux_hidden_state: bool,
     dflash_target_layer_ids: Sequence[int] | None,
-    is_dspark: bool,
+    **others: Any,
 ) -> None:
     """Capture the features of a class without a hook that upstream calls (AROUND hook)."""
     ours = dflash_use_aux_hidden_state and not any(hasattr(model, name) for name in FEATURE_HOOKS)
     original(
         model=model,
-        eagle_use_aux_hidden_state=eagle_use_aux_hidden_state,
-        eagle_aux_hidden_state_layer_ids=eagle_aux_hidden_state_layer_ids,
         dflash_use_aux_hidden_state=dflash_use_aux_hidden_state and not ours,
         dflash_target_layer_ids=dflash_target_layer_ids,
-        is_dspark=is_dspark,
+        **others,
     )
     if not ours:
         return
@@ -166,20 +164,16 @@ def residual_stream(name: str, output: Any, batch: Any) -> Tensor:
 
     name: the model's class. output: of the layer. Stops the server for an unknown form.
     """
+    hidden: Tensor = output[0] if isinstance(output, tuple) else output
     if batch.residual_stream is not None:  # upstream's layers keep their parts there
-        stream: Tensor = upstream.residual_snapshot(_first(output), batch)
+        stream: Tensor = upstream.residual_snapshot(hidden, batch)
         return stream
     if isinstance(output, Tensor) or name in WHOLE:
-        return _first(output).clone()
+        return hidden.clone()
     if name in SUMMED:
-        return output[0] + output[1]
+        return hidden + output[1]
     startup.stop(
         f"DSPARK reads features of the target's layers, and those of {name} return "
         f"{len(output)} values that are not known to be hidden states and residual; "
         "remove --speculative-algorithm"
     )
-
-
-def _first(output: Any) -> Tensor:
-    first: Tensor = output[0] if isinstance(output, tuple) else output
-    return first

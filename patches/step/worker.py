@@ -11,6 +11,8 @@ from typing import Any
 
 from sglang_dspark.patches.seam import Seams, Upstream
 from sglang_dspark.serving.startup import active_device
+from sglang_dspark.step import decode, plan
+from sglang_dspark.step.seeds import seeded_prefill
 from sglang_dspark.step.state import StepState, state_of
 
 SEAMS = Seams()
@@ -51,13 +53,13 @@ class DSparkWorker(Upstream):
             self.dspark_step = attach_if_supported(self)
 
     def get_confidence_budget_prepare(self) -> Any:
-        """Return the function that plans a step before its launch; SGLang calls it only on GPUs."""
+        """Return the function that plans a step before its launch; None: `take_plan` plans it."""
         state = self.dspark_step
         if state is None:
             return super().get_confidence_budget_prepare()
-        from sglang_dspark.step.plan import plan_ahead
-
-        return lambda batch, future_map: plan_ahead(state, batch)
+        if active_device() == "cpu":
+            return None
+        return lambda batch, future_map: plan.plan_ahead(state, batch)
 
     def _forward_decode(
         self,
@@ -73,9 +75,7 @@ class DSparkWorker(Upstream):
         state = self.dspark_step
         if state is None or batch.spec_info is None or batch.forward_mode.is_idle():
             return super()._forward_decode(batch, on_publish, grammar_barrier, coordination_plan)
-        from sglang_dspark.step.decode import decode
-
-        return decode(state, batch, on_publish, grammar_barrier)
+        return decode.decode(state, batch, on_publish, grammar_barrier)
 
     def _forward_prefill(self, batch: Any, on_publish: Any, pp_proxy_tensors: Any = None) -> Any:
         """Draw first tokens by the requests' seeds.
@@ -85,8 +85,6 @@ class DSparkWorker(Upstream):
         state = self.dspark_step
         if state is None:
             return super()._forward_prefill(batch, on_publish, pp_proxy_tensors)
-        from sglang_dspark.step.seeds import seeded_prefill
-
         state.prefills(batch)
         with seeded_prefill(batch):
             return super()._forward_prefill(batch, on_publish, pp_proxy_tensors)
@@ -103,6 +101,4 @@ def process_decode(result: None, processor: Any, batch: Any, step: Any) -> None:
     """Learn from a step's results on the host (AFTER hook of `process_batch_result_decode`)."""
     state = state_of(processor.model_worker)
     if state is not None:
-        from sglang_dspark.step.plan import learn
-
-        learn(state, batch, step)
+        plan.learn(state, batch, step)

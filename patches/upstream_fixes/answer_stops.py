@@ -15,12 +15,12 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import AsyncIterator, Callable
+from types import SimpleNamespace
 from typing import Any
 
 from sglang_dspark.patches.seam import Seams, Upstream
 
 SEAMS = Seams()
-DELTA = "event: message_delta\n"
 
 
 @SEAMS.subclass(
@@ -54,42 +54,26 @@ class AnthropicServing(Upstream):
     async def _generate_anthropic_stream(
         self, adapted_request: Any, processed_request: Any, anthropic_request: Any, raw_request: Any
     ) -> AsyncIterator[str]:
-        stops = anthropic_request.stop_sequences or ()
+        stops, matched = anthropic_request.stop_sequences or (), None
+
+        async def watch(*given: Any) -> AsyncIterator[str]:
+            nonlocal matched
+            async for line in self.openai_serving_chat._generate_chat_stream(*given):
+                if '"matched_stop":' in line:  # few lines are parsed twice
+                    for choice in json.loads(line.removeprefix("data: ")).get("choices") or ():
+                        matched = choice.get("matched_stop") or matched
+                yield line
+
         watched = copy.copy(self)
-        watched.openai_serving_chat = chat = _WatchedChat(self.openai_serving_chat)
+        watched.openai_serving_chat = SimpleNamespace(_generate_chat_stream=watch)
         async for frame in super(AnthropicServing, watched)._generate_anthropic_stream(
             adapted_request, processed_request, anthropic_request, raw_request
         ):
-            if frame.startswith(DELTA) and chat.matched in stops:
-                yield _with_stop(frame, chat.matched)
+            if frame.startswith("event: message_delta\n") and matched in stops:
+                stop = f'"stop_reason":"stop_sequence","stop_sequence":{json.dumps(matched)}'
+                yield frame.replace('"stop_reason":"end_turn"', stop)
             else:
                 yield frame
-
-
-class _WatchedChat:
-    """Wrap the chat handler: its stream puts its last `matched_stop` into `matched`."""
-
-    def __init__(self, chat: Any):
-        self._chat = chat
-        self.matched: Any = None
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._chat, name)
-
-    async def _generate_chat_stream(self, *given: Any) -> AsyncIterator[str]:
-        async for line in self._chat._generate_chat_stream(*given):
-            if '"matched_stop":' in line:  # few lines are parsed twice
-                for choice in json.loads(line.removeprefix("data: ")).get("choices") or ():
-                    self.matched = choice.get("matched_stop") or self.matched
-            yield line
-
-
-def _with_stop(frame: str, matched: str) -> str:
-    head, _, data = frame.partition("data: ")
-    event = json.loads(data)
-    if event["delta"].get("stop_reason") == "end_turn":
-        event["delta"] |= {"stop_reason": "stop_sequence", "stop_sequence": matched}
-    return f"{head}data: {json.dumps(event)}\n\n"
 
 
 @SEAMS.before(

@@ -64,37 +64,29 @@ class ResultProcessor(Upstream):
 
 
 def blame(req: Any) -> None:
-    """Set status 400 for a request that its grammar has just ended."""
+    """Set status 400 for a request that its grammar has just ended.
+
+    Stop tokens are forbidden until `min_new_tokens`. Another token that the grammar allows means
+    that the refusal was the server's fault.
+    """
     if not isinstance(req.to_finish, upstream.FINISH_ABORT):
         return
-    if is_dead_end(req.grammar, req.vocab_size):
+    too_early = len(req.output_ids) < req.sampling_params.min_new_tokens
+    allowed = _allowed(req.grammar, req.vocab_size)
+    if allowed is None or not allowed <= set(stop_ids(req) if too_early else ()):
+        return
+    if allowed:
+        message = "the request's grammar is at its end before min_new_tokens; lower it"
+    else:
         message = (
             "the request's grammar came to a place where it allows no token; fix its ebnf, regex, "
             "json_schema, response_format or structural_tag"
         )
-    elif is_too_short(req):
-        message = "the request's grammar is at its end before min_new_tokens; lower it"
-    else:
-        return
     req.to_finish = upstream.FINISH_ABORT(message, HTTPStatus.BAD_REQUEST, "BadRequest")
 
 
-def is_dead_end(grammar: Any, vocab: int) -> bool:
-    """Return whether a grammar that has just refused a token would have refused any other."""
-    allowed = _allowed(grammar, vocab)
-    return allowed is not None and not bool(allowed.any())
-
-
-def is_too_short(req: Any) -> bool:
-    """Return whether a request's grammar allows only stop tokens that `min_new_tokens` forbids."""
-    if len(req.output_ids) >= req.sampling_params.min_new_tokens:
-        return False
-    allowed = _allowed(req.grammar, req.vocab_size)
-    return allowed is not None and set(allowed.nonzero()[:, 0].tolist()) <= set(stop_ids(req))
-
-
-def _allowed(grammar: Any, vocab: int) -> torch.Tensor | None:
-    """Return the tokens that a grammar allows now, [V] bool; None if they are unknown.
+def _allowed(grammar: Any, vocab: int) -> set[int] | None:
+    """Return the tokens that a grammar allows now; None if they are unknown.
 
     They are unknown after the grammar's end; such a request ended for another reason.
     """
@@ -105,4 +97,4 @@ def _allowed(grammar: Any, vocab: int) -> torch.Tensor | None:
         return None
     grammar.fill_vocab_mask(mask, 0)
     bits = mask.view(-1, 1) >> torch.arange(32, dtype=torch.int32)  # [ceil(V / 32), 32]
-    return (bits & 1).bool().view(-1)[:vocab]
+    return set((bits & 1).view(-1)[:vocab].nonzero()[:, 0].tolist())

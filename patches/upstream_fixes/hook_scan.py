@@ -23,39 +23,8 @@ _OTHERS = {
 }
 
 
-class Places:
-    """Record where modules hold functions, classes and other objects; walk each module once."""
-
-    def __init__(self) -> None:
-        self._walked: dict[int, ModuleType] = {}  # by id, unique while the reference exists
-        self._names: dict[int, list[tuple[ModuleType, str]]] = {}  # by the held object's id
-
-    def rebind(self, original: Any, wrapped: Any, source: Any) -> int:
-        """Put `wrapped` in place of `original` in all modules but its own; return the count."""
-        self._walk()
-        count, places = 0, self._names.get(id(original), [])
-        for module, name in places:
-            # The name may have changed since the walk, and its id may belong to another object.
-            if module is source or vars(module).get(name) is not original:
-                continue
-            setattr(module, name, wrapped)
-            count += 1
-        self._names.setdefault(id(wrapped), []).extend(places)  # a later hook may wrap it again
-        return count
-
-    def _walk(self) -> None:
-        for module in list(sys.modules.values()):
-            if not isinstance(module, ModuleType) or id(module) in self._walked:
-                continue
-            self._walked[id(module)] = module
-            if module.__name__.partition(".")[0] in _OTHERS:
-                continue
-            for name, value in list(vars(module).items()):
-                if type(value) not in _PLAIN:
-                    self._names.setdefault(id(value), []).append((module, name))
-
-
-_places: list[Places] = []
+_walked: dict[int, ModuleType] = {}  # by id, unique while the reference exists
+_names: dict[int, list[tuple[ModuleType, str]]] = {}  # where an object is held, by its id
 
 
 @SEAMS.set(
@@ -67,12 +36,35 @@ _places: list[Places] = []
     drop_when="upstream walks sys.modules once in HookRegistry.apply_hooks",
 )
 def propagate(original: Any, wrapped: Any, source_module: Any) -> int:
-    """Rebind as `_propagate_patch` does, by one walk; `forget` discards its record."""
-    if not _places:
-        _places.append(Places())
-    return _places[0].rebind(original, wrapped, source_module)
+    """Rebind as `_propagate_patch` does: in all modules but the object's own; return the count.
+
+    Each module is walked once, until `forget` discards the record.
+    """
+    for module in list(sys.modules.values()):
+        if isinstance(module, ModuleType) and id(module) not in _walked:
+            _walk(module)
+    count, places = 0, _names.get(id(original), [])
+    for module, name in places:
+        # The name may have changed since the walk, and its id may belong to another object.
+        if module is source_module or vars(module).get(name) is not original:
+            continue
+        setattr(module, name, wrapped)
+        count += 1
+    _names.setdefault(id(wrapped), []).extend(places)  # a later hook may wrap it again
+    return count
+
+
+def _walk(module: ModuleType) -> None:
+    """Record where a module holds functions, classes and other objects."""
+    _walked[id(module)] = module
+    if module.__name__.partition(".")[0] in _OTHERS:
+        return
+    for name, value in list(vars(module).items()):
+        if type(value) not in _PLAIN:
+            _names.setdefault(id(value), []).append((module, name))
 
 
 def forget() -> None:
     """Discard the record once all hooks are applied: modules continue to change."""
-    _places.clear()
+    _walked.clear()
+    _names.clear()

@@ -1,9 +1,8 @@
 """Let an answer grow to the end of the KV pool, or of its row, as in plain decoding.
 
 Upstream (sglang/srt/managers/scheduler.py, `init_req_max_new_tokens`) limits `max_new_tokens` to
-the size of the pool. A step of a server that speculates also reserves twice its window. So a
-request that is alone in the pool, and near its end, got status 500 ("Out of memory even after
-retracting all other requests") where plain decoding would have reached its limit.
+the size of the pool. A step that speculates also reserves twice its window: a request alone in the
+pool got 500 ("Out of memory even after retracting all other requests") near the limit.
 
 A request's row in the table of slots is one window and four tokens longer than the context, where a
 page has one token (sglang/srt/mem_cache/allocation_sizing.py). At the context's end a step reserves

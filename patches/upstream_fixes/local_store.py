@@ -38,42 +38,32 @@ def meet_locally(
 ) -> Any:
     """Bind the store's listener only to `hostname` (AROUND hook of `_create_c10d_store`).
 
-    torch's own function runs in these cases: this process hosts no store; `hostname` is a name,
-    which may have several addresses, or an address of another machine (address translation); the
-    port is in use, perhaps by this process's store for a second group.
+    torch's own function runs if this process hosts no store, or if `_listen` opens no socket.
     """
     listener = None
     agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == str(True)  # the agent hosts the store
-    if rank == 0 and use_libuv and not agent and _is_address(hostname):
+    if rank == 0 and use_libuv and not agent:
         listener = _listen(hostname, port)
     if listener is None:
         return original(hostname, port, rank, world_size, timeout, use_libuv)
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
+    file = listener.detach()
     return TCPStore(
-        hostname,
-        port,
-        world_size,
-        True,
-        timeout,
-        multi_tenant=True,
-        use_libuv=True,
-        master_listen_fd=listener.detach(),
+        hostname, port, world_size, True, timeout, multi_tenant=True, master_listen_fd=file
     )
 
 
-def _is_address(hostname: str) -> bool:
-    try:
-        return not ipaddress.ip_address(hostname).is_unspecified
-    except ValueError:  # a name
-        return hostname == "localhost"
-
-
 def _listen(hostname: str, port: int) -> socket.socket | None:
-    """Open a listening socket; None if the port is in use or the address is another machine's."""
+    """Open a listening socket; None if `hostname` is no single address of this machine.
+
+    A name may have several addresses, another machine's is known here by address translation. None
+    too if the port is in use, perhaps by this process's store for a second group.
+    """
+    family = socket.AF_INET6 if ":" in hostname else socket.AF_INET
     try:
-        return socket.create_server(
-            (hostname, port), family=socket.AF_INET6 if ":" in hostname else socket.AF_INET
-        )
-    except OSError:
+        if hostname != "localhost" and ipaddress.ip_address(hostname).is_unspecified:
+            return None
+        return socket.create_server((hostname, port), family=family)
+    except (ValueError, OSError):  # ValueError: a name
         return None

@@ -21,6 +21,7 @@ from sglang_dspark.serving import upstream
 
 SEAMS = Seams()
 NO_LIMIT = (-1, -2)  # Ollama's num_predict: no limit; until the context is full
+COUNTS = {"prompt_eval_count": "prompt_tokens", "eval_count": "completion_tokens"}
 
 
 @SEAMS.subclass(
@@ -46,62 +47,48 @@ class OllamaServing(Upstream):
     async def _generate_chat_response(
         self, gen_request: Any, raw_request: Any, model_name: str
     ) -> Any:
-        answer = await _first(self, gen_request, raw_request)
-        message = upstream.OllamaMessage(role="assistant", content=answer["text"])
-        return upstream.OllamaChatResponse(message=message, **_end(self, answer, model_name))
+        texts = _texts(self, gen_request, raw_request, model_name)
+        parts = (
+            {"message": {"role": "assistant", "content": text}, **fields}
+            async for text, fields in texts
+        )
+        return await _answer(parts, None if gen_request.stream else upstream.OllamaChatResponse)
 
     async def _generate_generate_response(
         self, gen_request: Any, raw_request: Any, model_name: str
     ) -> Any:
-        answer = await _first(self, gen_request, raw_request)
-        return upstream.OllamaGenerateResponse(
-            response=answer["text"], **_end(self, answer, model_name)
-        )
+        texts = _texts(self, gen_request, raw_request, model_name)
+        parts = ({"response": text, **fields} async for text, fields in texts)
+        return await _answer(parts, None if gen_request.stream else upstream.OllamaGenerateResponse)
 
-    async def _stream_chat_response(
-        self, gen_request: Any, raw_request: Any, model_name: str
-    ) -> Any:
-        chunks = _text_deltas(self, gen_request, raw_request, model_name)
-        return await _stream(
-            {"message": {"role": "assistant", "content": text}, **fields}
-            async for text, fields in chunks
-        )
-
-    async def _stream_generate_response(
-        self, gen_request: Any, raw_request: Any, model_name: str
-    ) -> Any:
-        chunks = _text_deltas(self, gen_request, raw_request, model_name)
-        return await _stream({"response": text, **fields} async for text, fields in chunks)
+    _stream_chat_response = _generate_chat_response
+    _stream_generate_response = _generate_generate_response
 
 
-async def _first(serving: Any, gen_request: Any, raw_request: Any) -> dict[str, Any]:
-    from fastapi import HTTPException
-
-    try:
-        answer = await anext(serving.tokenizer_manager.generate_request(gen_request, raw_request))
-    except ValueError as error:
-        raise HTTPException(400, str(error)) from None
-    return {"text": "", **answer}
-
-
-async def _text_deltas(
+async def _texts(
     serving: Any, gen_request: Any, raw_request: Any, model_name: str
 ) -> AsyncIterator[tuple[str, dict[str, Any]]]:
-    """Yield each chunk's new text, then "" with the end's reason and counts, as Ollama does."""
+    """Yield each chunk's new text; the end's reason and counts come with "" in a stream."""
     sent = 0
     async for chunk in serving.tokenizer_manager.generate_request(gen_request, raw_request):
-        text = chunk.get("text", "")
-        done = chunk.get("meta_info", {}).get("finish_reason") is not None
+        text, meta = chunk.get("text", ""), chunk.get("meta_info", {})
         fresh, sent = text[sent:], len(text)
-        if fresh or not done:
-            created = serving._get_timestamp()
-            yield fresh, {"model": model_name, "created_at": created, "done": False}
-        if done:
-            yield "", {"done": True, **_end(serving, chunk, model_name)}
+        reason = meta.get("finish_reason")
+        fields = {"model": model_name, "created_at": serving._get_timestamp()}
+        if gen_request.stream and (fresh or not reason):
+            yield fresh, {**fields, "done": False}
+            fresh = ""
+        if reason:
+            fields["done_reason"] = "length" if reason["type"] == "length" else "stop"
+            counts = {name: meta.get(theirs) for name, theirs in COUNTS.items()}
+            yield fresh, {**fields, "done": True, **counts}
 
 
-async def _stream(parts: AsyncIterator[dict[str, Any]]) -> Any:
-    """Start the generation before the response: a refused request gets 400, not a broken stream."""
+async def _answer(parts: AsyncIterator[dict[str, Any]], whole: Any) -> Any:
+    """Return a stream of `parts`, or the first one as a response of type `whole`.
+
+    The generation starts before the response: a refused request gets 400, not a broken stream.
+    """
     from fastapi import HTTPException
     from fastapi.responses import StreamingResponse
 
@@ -109,6 +96,8 @@ async def _stream(parts: AsyncIterator[dict[str, Any]]) -> Any:
         first = await anext(parts)
     except ValueError as error:
         raise HTTPException(400, str(error)) from None
+    if whole is not None:
+        return whole(**first)
 
     async def lines() -> AsyncIterator[bytes]:
         yield json.dumps(first).encode() + b"\n"
@@ -116,19 +105,6 @@ async def _stream(parts: AsyncIterator[dict[str, Any]]) -> Any:
             yield json.dumps(fields).encode() + b"\n"
 
     return StreamingResponse(lines(), media_type="application/x-ndjson")
-
-
-def _end(serving: Any, chunk: dict[str, Any], model_name: str) -> dict[str, Any]:
-    """Return the fields of an answer's last chunk. chunk: the tokenizer manager's."""
-    meta = chunk.get("meta_info", {})
-    reason = meta.get("finish_reason") or {}
-    return {
-        "model": model_name,
-        "created_at": serving._get_timestamp(),
-        "done_reason": "length" if reason.get("type") == "length" else "stop",
-        "prompt_eval_count": meta.get("prompt_tokens"),
-        "eval_count": meta.get("completion_tokens"),
-    }
 
 
 @SEAMS.after(
@@ -147,9 +123,9 @@ def whole_limit(
 
     A limit beyond the context gets status 400, as from `/v1/chat/completions`.
     """
-    limits = [each for each in (self.max_output_tokens, default_max_tokens) if each is not None]
-    if self.max_output_tokens is not None:
-        result["max_new_tokens"] = min(limits)
+    limit, most = self.max_output_tokens, default_max_tokens
+    if limit is not None:
+        result["max_new_tokens"] = limit if most is None else min(limit, most)
 
 
 @SEAMS.replace(

@@ -13,13 +13,6 @@ from typing import Any
 from sglang_dspark.patches.seam import Seams
 
 SEAMS = Seams()
-# Subtractions first, then the factor (`verify/penalties.py`), then -inf of min_new_tokens.
-ORDER = (
-    "BatchedFrequencyPenalizer",
-    "BatchedPresencePenalizer",
-    "BatchedRepetitionPenalizer",
-    "BatchedMinNewTokensPenalizer",
-)
 
 
 @SEAMS.before(
@@ -32,9 +25,9 @@ ORDER = (
 def sort_penalizers(
     self: Any, vocab_size: int, batch: Any, penalizers: Any
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Sort by `ORDER`, other classes last (BEFORE hook of the orchestrator's `__init__`)."""
-    rank = {name: place for place, name in enumerate(ORDER)}
-    ordered = sorted(
-        penalizers, key=lambda each: (rank.get(each.__name__, len(rank)), each.__name__)
-    )
-    return (self, vocab_size, batch, ordered), {}
+    """Sort by name (BEFORE hook of the orchestrator's `__init__`).
+
+    That is the order of `verify/penalties.py`: frequency and presence are subtracted before the
+    factor of the repetition. The -inf of min_new_tokens does not depend on its place.
+    """
+    return (self, vocab_size, batch, sorted(penalizers, key=lambda each: each.__name__)), {}

@@ -36,11 +36,7 @@ class ResultProcessor(Upstream):
     def _handle_finish_state_updated_req(
         self, req: Any, batch: Any, result: Any, i: int, logits_output: Any
     ) -> Any:
-        """Count the tokens up to the answer's end.
-
-        First, since upstream releases the request, which reads the count
-        (`--strip-thinking-cache`).
-        """
+        """Count the tokens up to the end before the release reads it (--strip-thinking-cache)."""
         tokens = req.__dict__.pop(_PENDING, ())
         dropped = len(req.output_ids) - len(req.output_ids_through_stop)
         for token in tokens[: max(0, len(tokens) - dropped)]:

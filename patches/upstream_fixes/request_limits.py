@@ -39,13 +39,11 @@ _REPEATS = (_CODES.MAX_REPEAT, _CODES.MIN_REPEAT, _CODES.POSSESSIVE_REPEAT)
 class Sampling(BaseModel):
     """Types and widths of `sampling_params`, as the scheduler decodes them (`SamplingParams`).
 
-    Upstream checks the values. The last five are not for clients: they would bypass
-    upstream's checks.
+    Upstream checks the values. The last five are not for clients: they would bypass its checks.
     """
 
     model_config = ConfigDict(extra="ignore", strict=True, allow_inf_nan=False)
 
-    n: Int32 | None = None
     max_new_tokens: Int32 | None = None
     min_new_tokens: Int32 | None = None
     temperature: Float32 | None = None
@@ -155,10 +153,8 @@ def check_answers(obj: Any) -> None:
 
 def check_request(manager: Any, obj: Any, input_ids: list[int] | None) -> None:
     """Raise ValueError for values that would raise in the scheduler."""
-    vocab = int(manager.model_config.vocab_size)
-    _check_prompt(obj, input_ids, vocab)
-    _check_embeds(obj, manager.model_config)
-    _check_places(obj, len(input_ids or ()))
+    vocab = manager.model_config.vocab_size
+    _check_prompt(obj, input_ids or [], vocab, manager.model_config.hidden_size)
     for sampling in _samplings(obj):
         _check_sampling(sampling, vocab)
     _check_logprobs(obj, vocab)
@@ -169,16 +165,14 @@ def check_request(manager: Any, obj: Any, input_ids: list[int] | None) -> None:
 def check_decodable(made: Any) -> None:
     """Raise ValueError if the scheduler cannot decode a request.
 
-    Runs the decoder itself. It skips fields that the server makes, not the client: decoded
-    media, time statistics.
+    Runs the decoder itself, without fields that the server makes: media, time statistics.
     """
-    from msgspec import MsgspecError
-    from msgspec.structs import replace
+    import msgspec
 
+    given = msgspec.structs.replace(made, mm_inputs=None, time_stats=None)
     try:
-        packed = upstream.msgpack_encode(replace(made, mm_inputs=None, time_stats=None))
-        upstream.msgpack_decode(packed)
-    except (MsgspecError, TypeError, ValueError, OverflowError, RecursionError) as error:
+        upstream.msgpack_decode(upstream.msgpack_encode(given))
+    except (msgspec.MsgspecError, TypeError, ValueError, OverflowError, RecursionError) as error:
         raise ValueError(f"a field of the request is of a wrong type: {brief(error)}") from None
 
 
@@ -191,36 +185,24 @@ def _samplings(obj: Any) -> list[dict[str, Any]]:
     return [each for each in several if each]
 
 
-def _check_prompt(obj: Any, input_ids: list[int] | None, vocab: int) -> None:
-    if not input_ids:
-        if getattr(obj, "input_embeds", None) is None:
-            raise ValueError("text or input_ids: the prompt has no token; it needs at least one")
-        return
-    lowest, highest = min(input_ids), max(input_ids)
-    if lowest < 0 or highest >= vocab:
-        wrong = lowest if lowest < 0 else highest
-        raise ValueError(f"input_ids contain token {wrong}; valid ids are 0 to {vocab - 1}")
-
-
-def _check_embeds(obj: Any, model: Any) -> None:
+def _check_prompt(obj: Any, ids: list[int], vocab: int, width: int) -> None:
+    """Check the prompt's tokens or embeddings, and the positions in it that the request names."""
     rows = getattr(obj, "input_embeds", None)
-    if rows is None:
-        return
-    width = int(model.hidden_size)
-    if not all(isinstance(row, list) and len(row) == width for row in rows):
+    if not ids and rows is None:
+        raise ValueError("text or input_ids: the prompt has no token; it needs at least one")
+    for token in (min(ids, default=0), max(ids, default=0)):
+        if not 0 <= token < vocab:
+            raise ValueError(f"input_ids contain token {token}; valid ids are 0 to {vocab - 1}")
+    if not all(isinstance(row, list) and len(row) == width for row in rows or ()):
         raise ValueError(f"input_embeds: every row must have {width} numbers, as the model has")
-    if not all(all(map(math.isfinite, row)) for row in rows):
+    if not all(all(map(math.isfinite, row)) for row in rows or ()):
         raise ValueError("input_embeds contain a number that is not finite")
-
-
-def _check_places(obj: Any, tokens: int) -> None:
-    """Check the positions of the prompt that the request names."""
     for name in ("token_indices_to_pool", "multi_item_delimiter_indices"):
         places = getattr(obj, name, None)
-        if places is not None and not (places and all(0 <= each < tokens for each in places)):
+        if places is not None and not (places and all(0 <= each < len(ids) for each in places)):
             raise ValueError(
                 f"{name}: {brief(repr(places), 60)}; give one place or more of the prompt's, 0 to "
-                f"{tokens - 1}"
+                f"{len(ids) - 1}"
             )
 
 
@@ -256,9 +238,8 @@ def _check_logprobs(obj: Any, vocab: int) -> None:
 
 def _check_hidden_states(obj: Any) -> None:
     """Refuse hidden states under DSPARK: its steps drop them, and the list would be empty."""
-    if not getattr(obj, "return_hidden_states", False):
-        return
-    if str(upstream.get_spec().speculative_algorithm).upper() == "DSPARK":
+    asked = getattr(obj, "return_hidden_states", False)
+    if asked and str(upstream.get_spec().speculative_algorithm).upper() == "DSPARK":
         raise ValueError(
             "return_hidden_states: a server that speculates with DSPARK keeps no hidden states; "
             "ask one without --speculative-algorithm"
@@ -303,18 +284,12 @@ def _has_ways(part: tuple[Any, Any]) -> bool:
     return code == _CODES.BRANCH or (code in _REPEATS and given[0] != given[1])
 
 
-def _parts(parsed: Any) -> Iterator[tuple[Any, Any]]:
-    """Yield a pattern's parts, and recursively their parts."""
-    for code, given in parsed:
-        yield code, given
-        for inner in _inner(given):
-            yield from _parts(inner)
-
-
-def _inner(given: Any) -> Iterator[Any]:
-    """Yield the patterns in a part's arguments."""
+def _parts(given: Any) -> Iterator[tuple[Any, Any]]:
+    """Yield the parts of the patterns in a pattern or in a part's arguments, at any depth."""
     if isinstance(given, _PARSER.SubPattern):
-        yield given
+        for code, arguments in given:
+            yield code, arguments
+            yield from _parts(arguments)
     elif isinstance(given, list | tuple):
         for each in given:
-            yield from _inner(each)
+            yield from _parts(each)

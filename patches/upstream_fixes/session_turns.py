@@ -31,11 +31,7 @@ class StreamingSession(Upstream):
         slot = self.borrowed_slot(req)
         written = None if slot is None else slot.kv.kv_committed_len
         kept: bool = super().try_cache_finished_req(req)
-        if kept and written is not None and _in_order():
+        # Without overlap a step ends before the next one is launched.
+        if kept and written is not None and upstream.get_schedule().disable_overlap_schedule:
             slot.kv.kv_committed_len = min(slot.kv.kv_committed_len, written)
         return kept
-
-
-def _in_order() -> bool:
-    """Return whether a step ends before the next one is launched."""
-    return bool(upstream.get_schedule().disable_overlap_schedule)

@@ -1,10 +1,7 @@
 """Refuse a port in use, and a missing package, in one line before anything is loaded.
 
 Upstream finds the port in use after the model has loaded, and raises the package's ImportError in a
-scheduler (sglang/srt/utils/torch_memory_saver_adapter.py). Both hooks are on `prepare_server_args`
-(sglang/srt/server_args.py): the one function that both command lines (`sglang serve`, `python -m
-sglang.launch_server`) call, in the process that will listen, before anything is spawned. The
-offline engine listens on no port and does not call it.
+scheduler (sglang/srt/utils/torch_memory_saver_adapter.py).
 """
 
 from __future__ import annotations
@@ -21,30 +18,25 @@ SEAMS = Seams()
 
 
 @SEAMS.after(
-    "memory-saver",
+    "start-checks",
     "sglang.srt.server_args.prepare_server_args",
-    why="upstream ends with a traceback from a scheduler when the package is missing",
+    why="upstream finds the port in use only after the model has loaded, and ends with a "
+    "traceback from a scheduler when --enable-memory-saver has no package",
     issue="sgl-project/sglang#4985",
-    drop_when="upstream refuses the flag without its package before it spawns a process",
+    drop_when="upstream refuses a port in use, and the flag without its package, before it loads "
+    "the model or spawns a process",
 )
-def check_memory_saver(server_args: Any, argv: list[str]) -> None:
-    """Stop the server if the package is missing (AFTER hook of `prepare_server_args`)."""
+def check_start(server_args: Any, argv: list[str]) -> None:
+    """Stop a server that cannot start (AFTER hook of `prepare_server_args`).
+
+    Both command lines (`sglang serve`, `python -m sglang.launch_server`) call that function, in the
+    process that will listen. The offline engine listens on no port and does not call it.
+    """
     if server_args.enable_memory_saver and not importlib.util.find_spec("torch_memory_saver"):
         startup.stop(
             "--enable-memory-saver needs the package torch-memory-saver (pip install "
             "torch-memory-saver), which moves a GPU's memory; leave the flag out on a CPU"
         )
-
-
-@SEAMS.after(
-    "port-check",
-    "sglang.srt.server_args.prepare_server_args",
-    why="upstream finds the port in use only after the model has loaded",
-    issue="none found (2026-11-27)",
-    drop_when="upstream refuses a port in use before it loads the model",
-)
-def check_port(server_args: Any, argv: list[str]) -> None:
-    """Stop the server if the port is in use (AFTER hook of `prepare_server_args`)."""
     try:
         require_free_port(server_args.host or "127.0.0.1", int(server_args.port))
     except DSparkError as error:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import AsyncIterator, Callable
+from itertools import accumulate
 from typing import Any
 
 from sglang_dspark.patches.seam import Seams
@@ -56,9 +57,8 @@ async def chat_content(original: Callable[..., Stream], self: Any, **named: Any)
     parsed = self._tool_call_parsing_active(request) or (
         self.reasoning_parser and request.separate_reasoning
     )
-    if not parsed or _parses_whole_chunks(self, request):
-        parts = [content["text"]]
-    else:
+    parts = [content["text"]]
+    if parsed and not _parses_whole_chunks(self, request):
         parts = _texts(content["text"], named["stream_offsets"].get(named["index"], 0))
     logprobs, end = named["choice_logprobs"], named["finish_reason_type"]
     for number, text in enumerate(parts, 1):
@@ -117,11 +117,8 @@ def _texts(text: str, sent: int) -> list[str]:
     """
     if upstream.get_serving().incremental_streaming_output:
         return pieces(text)
-    found = pieces(text[sent:])
-    ends = [sent]
-    for piece in found:
-        ends.append(ends[-1] + len(piece))
-    return [text[:end] for end in ends[1:]]
+    ends = accumulate(map(len, pieces(text[sent:])), initial=sent)
+    return [text[:end] for end in ends][1:]
 
 
 def _parses_whole_chunks(self: Any, request: Any) -> bool:

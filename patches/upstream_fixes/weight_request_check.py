@@ -33,33 +33,24 @@ async def update_from_disk(
     original: Callable[..., Awaitable[Answer]], self: Any, obj: Any, request: Any = None
 ) -> Answer:
     """Answer 400 if refused (AROUND hook of `TokenizerManager.update_weights_from_disk`)."""
-    architectures = list(getattr(self.model_config.hf_config, "architectures", None) or ())
-    fault = format_fault(obj.load_format) or model_fault(Path(obj.model_path), architectures)
-    return (False, fault, 0) if fault else await original(self, obj, request)
-
-
-def format_fault(load_format: str | None) -> str | None:
-    """Return the fault of a format for updates, or None. None is the server's own format."""
     known = [*FORMATS, *filter(importlib.util.find_spec, PACKAGES)]
-    if load_format is None or load_format in known:
-        return None
-    return f"load_format {brief(repr(load_format))} is not one of {', '.join(known)}"
+    if obj.load_format not in (None, *known):  # None is the server's own format
+        fault = f"load_format {brief(repr(obj.load_format))} is not one of {', '.join(known)}"
+        return False, fault, 0
+    served, found = self.model_config.hf_config.architectures, _architectures(obj.model_path)
+    if found and served and found != served:
+        fault = (
+            f"{obj.model_path} has architectures {brief(found, 60)} in config.json, the served "
+            f"target {brief(served, 60)}; only the target's weights can be updated, a new drafter "
+            "needs a restart"
+        )
+        return False, fault, 0
+    return await original(self, obj, request)
 
 
-def model_fault(folder: Path, architectures: list[str]) -> str | None:
-    """Return the fault of weights that are not the target's; None if they may be.
-
-    folder: with `config.json`; without a readable one, as for a Hub id, upstream decides.
-    architectures: of the served target.
-    """
+def _architectures(folder: str) -> Any:
+    """Return a model's architectures; None without a readable config.json, as for a Hub id."""
     try:
-        found = load_json(folder / "config.json").get("architectures")
+        return load_json(Path(folder, "config.json")).get("architectures")
     except (OSError, ValueError, AttributeError):
         return None
-    if not found or not architectures or found == architectures:
-        return None
-    return (
-        f"{folder} has architectures {brief(found, 60)} in config.json, the served target "
-        f"{brief(architectures, 60)}; only the target's weights can be updated, a new drafter "
-        "needs a restart"
-    )

@@ -253,14 +253,11 @@ def _choose_mode(server_args: Any, path: Path, args: Any) -> None:
     if device == "cpu":
         mode.host_verifies_all()  # raises for modes that only SGLang's step has
         target = upstream.model_config_of(server_args)
-        for holds, reason in (
-            (upstream.mambaish_config(target) is not None, "the target keeps a recurrent state"),
-            (target.model_is_mrope, "the target's positions have three parts (mRoPE)"),
-        ):
-            if holds:
-                raise DSparkError(
-                    f"DSPARK cannot serve this on a CPU: {reason}; remove --speculative-algorithm"
-                )
+        if upstream.mambaish_config(target) and not _has_delta_rule(target):
+            raise DSparkError(
+                "DSPARK cannot serve this on a CPU: the target keeps a recurrent state other than "
+                "that of gated delta rule layers; remove --speculative-algorithm"
+            )
         if args.enable_lora or args.lora_paths:
             raise DSparkError(
                 "SGLang's LoRA layers need memory pinned for a GPU, so it serves no adapter on a "
@@ -293,13 +290,22 @@ def _start(server_args: Any, args: Any) -> features.Start:
     return features.Start(
         args,
         recurrent=upstream.mambaish_config(target) is not None,
+        delta_rule=_has_delta_rule(target),
         variables=dict(os.environ),
         by_lengths=chosen.threshold is not None or chosen.algorithm == "early-stop",
         generation=torch.cuda.get_device_capability()[0] if torch.cuda.is_available() else 0,
         own_attention=upstream.is_minimax_sparse(target.hf_config)
         or hasattr(target.hf_text_config, "wrap_attention_backend"),
-        mrope=bool(target.model_is_mrope),
     )
+
+
+def _has_delta_rule(target: Any) -> bool:
+    """Return whether a target's states are of gated delta rule layers that SGLang's backend runs.
+
+    Jet's layers write their states themselves, before drafts are accepted.
+    """
+    config = upstream.hybrid_gdn_config(target)
+    return config is not None and not type(config).__name__.startswith("Jet")
 
 
 def _reads_confidence(path: Path) -> bool:

@@ -21,7 +21,7 @@ import torch
 
 from sglang_dspark.backends import drafter_check
 from sglang_dspark.backends.cpu import csrc, jit
-from sglang_dspark.backends.cpu.attention_registry import ATTENTION_BACKEND
+from sglang_dspark.backends.cpu.boot import ATTENTION_BACKEND
 from sglang_dspark.drafter.config import OTHER_ARCHITECTURES, architecture_of, read_config
 from sglang_dspark.drafter.config import DrafterConfig as Drafter
 from sglang_dspark.drafter.weight_files import stored_tensors

@@ -119,6 +119,12 @@ def _whole_model(path: Path) -> Any:
             f"{missing[0]}; get the model again"
         )
     _require_plain_logits(model.config, path)
+    kinds = set(getattr(model.config, "layer_types", None) or ())
+    if states := kinds - {"full_attention", "sliding_attention", "chunked_attention"}:
+        raise DSparkError(
+            f"the target {path} has layers that keep a state ({', '.join(sorted(states))}), which "
+            "training and evaluation do not read; train its drafter with DeepSpec or Speculators"
+        )
     return model
 
 

@@ -137,6 +137,8 @@ def ragged_forward(worker: Any, batch: Any, layout: Any, window: Any) -> Any:
         capture_hidden_mode=upstream.CaptureHiddenMode.FULL,
         global_num_token_non_padded_cpu=len(ids),
     )
+    if worker.model_runner.model_config.model_is_mrope:
+        forward.mrope_positions = window.positions.to(torch.int64).expand(3, -1)
     return _forwarded(worker, batch, window, forward)
 
 

@@ -56,7 +56,6 @@ ATTRIBUTES: dict[str, dict[str, tuple[str, ...]]] = {
             "eplb_manager",
             "forward_pass_id",
             "hisparse_coordinator",
-            "is_generation",
             "kv_index_translator",
             "lora_manager",
             "msprobe_debugger",
@@ -88,7 +87,10 @@ ATTRIBUTES: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "sglang.srt.speculative.dspark_components.dspark_draft": {
         "DraftBlockProposer": (
+            "_draft_block_ids_buf",
+            "_draft_block_spec_info",
             "_draft_sampler",
+            "_run_forward",
             "draft_block_ids_view",
             "noise",
             "propose",
@@ -148,8 +150,8 @@ ATTRIBUTES: dict[str, dict[str, tuple[str, ...]]] = {
         "DSparkWorkerV2": (
             "_block_accept_lens",
             "_block_pos_offsets",
+            "_commit_target_mamba_states_after_verify",
             "_decode_graph_allowed",
-            "_deferred_commit",
             "_draft_context",
             "_greedy_draft",
             "_hosts_draft",
@@ -160,7 +162,6 @@ ATTRIBUTES: dict[str, dict[str, tuple[str, ...]]] = {
             "_prepare_inputs_once",
             "_proposer",
             "_rejection_noise",
-            "_simulate_acc_greedy",
             "_simulated_correct_len",
             "_tp_sync",
             "_verify_executor",
@@ -177,6 +178,9 @@ ATTRIBUTES: dict[str, dict[str, tuple[str, ...]]] = {
 # Module -> function or class -> (hash of its syntax, our file that re-implements it or relies on
 # its behaviour).
 REIMPLEMENTED: dict[str, dict[str, tuple[str, str]]] = {
+    "sglang.kernels.ops.attention.fla.layernorm_gated": {
+        "RMSNorm.forward": ("01d2edfbd5bd6a8c", "patches/cpu/delta_rule.py"),
+    },
     "sglang.kernels.ops.attention.extend_attention": {
         "_fwd_kernel": ("603a31d7604f5cb9", "kernels/window_attention.py"),
         "extend_attention_fwd": ("1bea11a001b69790", "patches/cuda/triton_attention.py"),
@@ -227,6 +231,9 @@ REIMPLEMENTED: dict[str, dict[str, tuple[str, str]]] = {
     "sglang.srt.layers.activation": {
         "SiluAndMul.forward_native": ("e1cd2a1181187d92", "backends/cpu/fused_ops.py"),
     },
+    "sglang.srt.layers.attention.linear.gdn_backend": {
+        "GDNAttnBackend.forward_extend": ("5e796eef65638773", "patches/step/delta_windows.py"),
+    },
     "sglang.srt.layers.attention.triton_backend": {
         "TritonAttnBackend.forward_extend": (
             "29c67645418a148c",
@@ -239,18 +246,18 @@ REIMPLEMENTED: dict[str, dict[str, tuple[str, str]]] = {
     "sglang.srt.layers.logits_processor": {
         "LogitsProcessor._compute_lm_head": (
             "6203a48229597a8f",
-            "backends/cpu/weight_methods.py",
+            "backends/cpu/packed_weights.py",
         ),
         "LogitsProcessor.forward": ("dac1799e713def41", "backends/cpu/layers/direct_forward.py"),
     },
     "sglang.srt.layers.quantization.unquant": {
         "UnquantizedEmbeddingMethod.embedding": (
             "1056ddd6d0692b53",
-            "backends/cpu/weight_methods.py",
+            "backends/cpu/packed_weights.py",
         ),
         "UnquantizedLinearMethod.apply": (
             "e4aba7f77328116e",
-            "backends/cpu/weight_methods.py",
+            "backends/cpu/packed_weights.py",
         ),
     },
     "sglang.srt.layers.radix_attention": {
@@ -265,9 +272,6 @@ REIMPLEMENTED: dict[str, dict[str, tuple[str, str]]] = {
             "c6529199fdeb47bc",
             "patches/cpu/seeds.py",
         ),
-    },
-    "sglang.srt.managers.overlap_utils": {
-        "decide_needs_confidence_relay": ("9596de99dcde4ff6", "patches/cpu/step.py"),
     },
     "sglang.srt.managers.schedule_batch": {
         "Req._check_str_based_finish": (
@@ -291,6 +295,12 @@ REIMPLEMENTED: dict[str, dict[str, tuple[str, str]]] = {
     "sglang.srt.mem_cache.memory_pool": {
         "MHATokenToKVPool.set_kv_buffer": ("7671346c9e2adada", "backends/cpu/attention.py"),
     },
+    "sglang.srt.model_executor.forward_batch_info": {
+        "ForwardBatch.compute_spec_mrope_positions": (
+            "59a13fabaa7be83b",
+            "patches/step/mrope_windows.py",
+        ),
+    },
     "sglang.srt.model_executor.model_runner": {
         "ModelRunner.forward": ("4f20125db00e144f", "backends/cpu/layers/direct_forward.py"),
     },
@@ -307,7 +317,7 @@ REIMPLEMENTED: dict[str, dict[str, tuple[str, str]]] = {
         "DFlashMLP.forward": ("09364795e077f9a9", "backends/cpu/csrc/layers.cpp"),
     },
     "sglang.srt.models.dspark": {
-        "DSparkConfidenceHead.forward": ("ececd1c0ae1d9090", "backends/cpu/confidence.py"),
+        "DSparkConfidenceHead.forward": ("ececd1c0ae1d9090", "backends/cpu/draft.py"),
         "DSparkDraftMixin._build_fused_kv_write_bundle": (
             "7a879128984ceb59",
             "serving/weight_updates.py",
@@ -320,12 +330,12 @@ REIMPLEMENTED: dict[str, dict[str, tuple[str, str]]] = {
             "19de6102944fed3c",
             "backends/cpu/draft.py",
         ),
-        "DSparkDraftMixin.compute_confidence": ("c22c500a4666410b", "backends/cpu/confidence.py"),
+        "DSparkDraftMixin.compute_confidence": ("c22c500a4666410b", "backends/cpu/draft.py"),
         "DSparkDraftMixin.write_target_hidden_kv": (
             "046590ed2349e410",
             "backends/cpu/context_kv.py",
         ),
-        "project_through_lm_head": ("96906522ae3bd6a9", "backends/cpu/weight_methods.py"),
+        "project_through_lm_head": ("96906522ae3bd6a9", "backends/cpu/packed_weights.py"),
     },
     "sglang.srt.models.llama": {
         "LlamaAttention.forward": ("73a9570a464e01c5", "backends/cpu/csrc/layers.cpp"),

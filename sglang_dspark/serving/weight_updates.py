@@ -40,7 +40,7 @@ def updates() -> int:
 def renew_copies(model: Any) -> None:
     """Renew the heads, and copy weights into SGLang's stacked copies in place: graphs read them."""
     renew_heads(model)
-    if not hasattr(model, "layers"):  # a chain drafter (backends/cpu/chain_model.py) has no copies
+    if not hasattr(model, "layers"):  # a chain drafter (backends/cpu/chain_draft.py) has no copies
         return
     attention = [layer.self_attn for layer in model.layers]
     fused = getattr(model, "_fused_kv_write_cache", None)  # a pool's id and its bundle

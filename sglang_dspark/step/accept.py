@@ -3,7 +3,6 @@
 Used for sampled steps whose requests have seeds, or whose distribution upstream's rules
 (sglang/kernels/ops/speculative/dspark/dspark_accept.py) do not keep: `rules.py`. The accept rules
 are in `verify/`. The host reads no value; rows after a window's verified ones have no effect.
-Callers: backends/cuda/accept.py, and backends/cpu/accept.py for `Rule`, `either` and `judge`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Build the `ScheduleEngine` of a DSPARK worker whose models and pools are ready.
 
-Upstream: sglang/srt/speculative/dspark_components/dspark_worker_v2.py. If we cannot
-schedule, the worker verifies every draft and logs the reason.
-backends/cpu/attach.py and backends/cuda/attach.py attach the engine to the worker.
+Upstream: sglang/srt/speculative/dspark_components/dspark_worker_v2.py. backends/cpu/attach.py and
+backends/cuda/attach.py attach the engine to the worker.
 """
 
 from __future__ import annotations
@@ -20,6 +19,7 @@ from torch import nn
 from sglang_dspark import __version__
 from sglang_dspark.drafter.weight_files import is_finite
 from sglang_dspark.errors import DSparkError
+from sglang_dspark.models.identity import target_sha256
 from sglang_dspark.schedule.cost_model import CostModel
 from sglang_dspark.schedule.cost_table import ProfileKey
 from sglang_dspark.schedule.early_stop import EarlyStopPlanner
@@ -53,7 +53,10 @@ def obstacle(worker: Any) -> str | None:
     epilogue = worker._verify_executor.verify_epilogue
     reasons = {
         "SGLANG_SIMULATE_ACC_LEN is set": worker._simulated_correct_len is not None,
-        "the target keeps a recurrent state": worker._need_mamba_verify_commit,
+        "its recurrent layers take windows of one length": (
+            worker._need_mamba_verify_commit
+            and not runner.attn_backend.linear_attn_backend.supports_ragged_verify_graph
+        ),
         "the target keeps a history of n-grams": (
             runner.ngram_embedding_manager.engram_hasher is not None
         ),
@@ -134,7 +137,7 @@ def build(worker: Any, passes: profile.Passes, clock: Clock, key: ProfileKey) ->
         planner.describe(), profiled.table.knots[-1], planner.gamma, profiled.source, calibrated,
     )  # fmt: skip
     fit = DrafterFit(FirstDrafts(pool_rows, chosen.min_acceptance), metrics, planner.renew)
-    return ScheduleEngine(planner, calibration, metrics, clock, fit, chosen.fairness_floor, speeds)
+    return ScheduleEngine(planner, calibration, metrics, clock, fit, speeds, chosen.fairness_floor)
 
 
 def _signal(worker: Any) -> Signal:
@@ -180,19 +183,13 @@ def _calibration(
     if not path.is_file():
         return identity, "no sts.json: confidence is calibrated online", ()
     try:
-        sts = read_sts(path, drafter_sha256=_weights_sha256(folder), gamma=gamma)
+        sts = read_sts(path, drafter_sha256=target_sha256(folder), gamma=gamma)
     except DSparkError as error:
         logger.warning("sglang-dspark: %s; confidence is calibrated online", error)
         return identity, "sts.json not used", (Fallback.STS_REFUSED,)
     tables = [sts.table(temperature).followed for temperature in (0.0, 1.0)]
     calibration = OnlineCalibration(tables, pool_rows=pool_rows)
     return calibration, f"calibrated by {path} and online", ()
-
-
-def _weights_sha256(folder: Path) -> str:
-    from sglang_dspark.models.identity import target_sha256
-
-    return target_sha256(folder)
 
 
 def _collector() -> Collector | None:

@@ -22,8 +22,8 @@ _DEVICE_FAILED = ("CUDA error", "Triton Error [CUDA]")  # how torch's and Triton
 def propose(state: StepState, batch: Any, window: Any, step: Step, seeds: Seeds | None) -> Any:
     """Return the `DraftProposal` of a step; without drafts if its plan has none or drafting fails.
 
-    Raises the drafter's error, which ends the server, in two cases: with several ranks, as their
-    drafts would differ, and if the device failed, as no later call can succeed.
+    Raises the drafter's error, which ends the server, with several ranks, as their drafts would
+    differ, and if the device failed, as no later call can succeed.
     """
     if step.plan.speculates:
         try:

@@ -9,11 +9,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
+from sglang_dspark.schedule.budget import Counts
 from sglang_dspark.schedule.first_drafts import FITTING, Finding, FirstDrafts
 from sglang_dspark.serving import weight_updates
 from sglang_dspark.serving.fallbacks import Fallback
 from sglang_dspark.serving.metrics import StepMetrics
-from sglang_dspark.step.engine_protocol import Step
 
 logger = logging.getLogger(__name__)
 
@@ -45,15 +45,13 @@ class DrafterFit:
         self._updates, self._stale = weight_updates.updates(), 0
         self._warned = self._stopped = False  # logged since the last update of weights
 
-    def observe(self, step: Step) -> None:
-        """Count a finished step; log each kind of finding once."""
+    def observe(self, rows: Counts, generations: Counts, accepted: Counts, lengths: Counts) -> None:
+        """Count a finished step, [R] int64 each; log each kind of finding once."""
         self._renew_if_updated()
         if self._stale > 0:
             self._stale -= 1
             return
-        assert step.accepted is not None
-        assert step.lengths is not None
-        found = self._drafts.observe(step.rows, step.generations, step.accepted, step.lengths)
+        found = self._drafts.observe(rows, generations, accepted, lengths)
         if found is not None:
             self._report(found)
 

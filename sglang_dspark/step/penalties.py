@@ -1,10 +1,9 @@
 """Apply penalties to a step's requests, by counts of output tokens that stay on the device.
 
 Upstream's DSPARK applies none: `apply_dflash_verify_logits_adjustments` (sglang/srt/speculative/
-dflash_utils.py) reads a field for penalties that no longer exists. With overlap a
-step is launched before the previous one's tokens are on the host. So a request's counts start with
-the host's list when the request is new, plus its anchor; each step then adds its emitted tokens.
-They restart for another generation of a pool row, also after a retraction.
+dflash_utils.py) reads a field for penalties that no longer exists. With overlap a step is launched
+before the previous one's tokens are on the host. So the counts of a new request, or of a retracted
+one, start with the host's list, plus its anchor; each step then adds its emitted tokens.
 
 Memory beyond the model's: 4 V bytes a request for its counts, allocated at start where all requests
 need no more than AT_START (29 MB for 48 requests of 151,936 tokens).
@@ -33,10 +32,10 @@ _SIZE = 4  # bytes of a count, and of a logit in float32
 
 
 class OutputCounts:
-    """Count output tokens of penalised requests: [slots, V] int32 on the device."""
+    """Count output tokens of penalised requests."""
 
     def __init__(self) -> None:
-        self.table: Tensor | None = None
+        self.table: Tensor | None = None  # [slots, V] int32 on the device
         self._slots: dict[RowGeneration, int] = {}
 
     def slots(self, requests: Sequence[RowGeneration]) -> tuple[list[int], list[int]]:
@@ -54,10 +53,7 @@ class OutputCounts:
         return [kept[each] for each in requests], new
 
     def reserve(self, slots: int, width: int, device: torch.device) -> None:
-        """Allocate the table at start, unless it is large or the device has no memory for it.
-
-        Otherwise it grows while serving.
-        """
+        """Allocate the table at start; it grows while serving if it is large or memory is short."""
         size = slots * width * _SIZE
         if size > AT_START:
             logger.info(
@@ -93,7 +89,7 @@ class OutputCounts:
 def _copied(old: Tensor | None, rows: int, like: Tensor) -> Tensor:
     """Make a table of zeros with the old one's counts in its first slots."""
     table = torch.zeros(rows, like.shape[1], dtype=torch.int32, device=like.device)
-    if old is not None and old.shape[1] == table.shape[1]:
+    if old is not None and old.shape[1] == like.shape[1]:
         table[: len(old)] = old
     return table
 
@@ -203,32 +199,20 @@ def settings_of(reqs: Sequence[Any], like: Tensor) -> Penalties:
     short = (len(req.output_ids) < req.sampling_params.min_new_tokens for req in reqs)
     stops = [stop_ids(req) if each else [] for req, each in zip(reqs, short, strict=True)]
     longest = max(1, *map(len, stops))
-    numbers = _upload(
-        [[p.frequency_penalty, p.presence_penalty, p.repetition_penalty] for p in params],
-        like,
-        torch.float32,
-    )
-    frequency, presence, repetition = numbers.split(1, dim=1)
+    padded = [ids + (ids[-1:] or [0]) * (longest - len(ids)) for ids in stops]
+    minimum = [[p.min_new_tokens if ids else 0] for p, ids in zip(params, stops, strict=True)]
+    factors = [[p.frequency_penalty, p.presence_penalty, p.repetition_penalty] for p in params]
+    frequency, presence, repetition = _upload(factors, like, torch.float32).split(1, dim=1)
     return Penalties(
-        frequency,
-        presence,
-        repetition,
-        minimum=_upload(
-            [[p.min_new_tokens if ids else 0] for p, ids in zip(params, stops, strict=True)], like
-        ),
-        stops=_upload([ids + (ids[-1:] or [0]) * (longest - len(ids)) for ids in stops], like),
+        frequency, presence, repetition, minimum=_upload(minimum, like), stops=_upload(padded, like)
     )
 
 
 def stop_ids(req: Any) -> list[int]:
     """Return the tokens not allowed before min_new_tokens, as SGLang's penaliser lists them."""
-    of_tokenizer = req.tokenizer.additional_stop_token_ids or set()
-    found = set(req.sampling_params.stop_token_ids or ()) | set(req.eos_token_ids or ())
-    return sorted(
-        each
-        for each in found | set(of_tokenizer) | {req.tokenizer.eos_token_id}
-        if each is not None
-    )
+    found = {req.tokenizer.eos_token_id, *(req.tokenizer.additional_stop_token_ids or ())}
+    found.update(req.sampling_params.stop_token_ids or (), req.eos_token_ids or ())
+    return sorted(found - {None})
 
 
 def _upload(values: Sequence[Any], like: Tensor, dtype: torch.dtype = torch.int64) -> Tensor:

@@ -2,7 +2,7 @@
 
 Under the overlap loop of a GPU a plan is made while the previous step computes:
 sglang/srt/managers/scheduler.py calls the result of `get_confidence_budget_prepare` right before it
-launches a step. On a CPU `patches/cpu/step.py` disables that call, and `take_plan` makes the plan.
+launches a step. On a CPU there is no such call, and `take_plan` makes the plan.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sglang_dspark.step.engine_protocol import Step
+from sglang_dspark.schedule.budget import Counts
+from sglang_dspark.step.engine_protocol import GREEDY, SAMPLED, Step, StepRequests
 from sglang_dspark.step.rules import limits_of
 from sglang_dspark.step.state import StepState
 from sglang_dspark.step.timing import span
@@ -42,17 +43,13 @@ def take_plan(state: StepState, batch: Any) -> Step:
 
 
 def _plan(state: StepState, batch: Any, *, starts: bool) -> Step:
-    pool = state.worker.model_runner.req_to_token_pool
+    generation = state.worker.model_runner.req_to_token_pool.req_generation
     rows = batch.req_pool_indices_cpu
     with span("plan"):
         with state.ranks.deciding():
-            step = state.engine.begin(
-                rows,
-                pool.req_generation,
-                _context(batch),
-                starts=starts,
-                limits=limits_of(batch.reqs, int(state.worker.gamma)),
-            )
+            limits = limits_of(batch.reqs, int(state.worker.gamma))
+            requests = StepRequests(rows, generation, _context(batch), limits)
+            step = state.engine.begin(requests, starts=starts)
         state.ranks.send_plan(step, rows)
     step.made_up = state.end_warm_up is not None
     return step
@@ -60,21 +57,21 @@ def _plan(state: StepState, batch: Any, *, starts: bool) -> Step:
 
 def _context(batch: Any) -> Tensor:
     """Return context lengths, [R] on the host; with overlap those of the previous step."""
-    lens: Tensor | None = batch.seq_lens_cpu
-    if lens is not None:
-        return lens
+    if batch.seq_lens_cpu is not None:
+        return batch.seq_lens_cpu  # type: ignore[no-any-return]
     return torch.tensor([len(req.origin_input_ids) + len(req.output_ids) for req in batch.reqs])
 
 
-def greedy_requests(batch: Any) -> Tensor | None:
-    """Return which requests are greedy, [R] bool on the host; None: all.
+def regimes_of(batch: Any) -> Counts | None:
+    """Return each request's regime of the calibration, [R] int64; None: all are greedy.
 
     Read from the requests: reading the device's mask would wait for the device.
     """
     info = batch.sampling_info
     if info is None or info.is_all_greedy:
         return None
-    return torch.tensor([req.sampling_params.top_k <= 1 for req in batch.reqs])
+    tops = (req.sampling_params.top_k for req in batch.reqs)
+    return np.array([SAMPLED if top_k > 1 else GREEDY for top_k in tops], np.int64)
 
 
 def admit(state: StepState, step: Step, batch: Any, logits: Tensor | None) -> Tensor:
@@ -85,7 +82,8 @@ def admit(state: StepState, step: Step, batch: Any, logits: Tensor | None) -> Te
     admitted = None
     if state.ranks.leads:
         with state.ranks.admitting(step.plan):
-            admitted = state.device.admit(state.engine, step, logits, greedy_requests(batch))
+            step.regimes = regimes_of(batch)
+            admitted = state.device.admit(state.engine, step, logits)
     return state.ranks.windows(step.plan, admitted)
 
 

@@ -3,12 +3,11 @@
 Upstream finds K on every rank and sends rank 0's verify lengths
 (sglang/srt/speculative/dspark_components/dspark_planner.py, `SpecTpSyncSite.DSPARK_PLAN`). Here the
 leader, rank 0, decides both. It sends its plan over the CPU group before drafting
-(`schedule/agreement.py`), and its windows over the device's group between admission and
-verify pass; no host reads the windows. Upstream sends drafts and accepted tokens.
+(`schedule/agreement.py`), and its windows over the device's group before the verify pass. Upstream
+sends drafts and accepted tokens.
 
-At start the leader profiles. A pass needs all ranks, and the next pass to time depends on the
-clock and on the times that an earlier start saved (`serving/profile.py`). So the leader
-announces each pass to the others.
+At start the leader profiles, and announces each pass to the other ranks: the next pass to time
+depends on its clock and on the times that an earlier start saved (`serving/profile.py`).
 """
 
 from __future__ import annotations
@@ -25,12 +24,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from sglang_dspark.schedule.agreement import FAILED, Agreement, failed
-from sglang_dspark.schedule.budget import Counts
 from sglang_dspark.schedule.plan import Plan
 from sglang_dspark.serving import upstream
 from sglang_dspark.serving.profile import Passes
-from sglang_dspark.step.engine import ScheduleEngine
-from sglang_dspark.step.engine_protocol import Engine, Step
+from sglang_dspark.step.engine_protocol import Engine, Step, StepRequests
 from sglang_dspark.step.verify import anchors_alone
 
 logger = logging.getLogger(__name__)
@@ -72,13 +69,13 @@ class Ranks:
     def send_plan(self, step: Step, rows: Tensor) -> None:
         """Send the leader's plan for rows [R] of the pool; a `Follower` receives it in `begin`."""
         if self.agreement is not None and self.agreement.leads:
-            self.agreement.send(step.plan, _slots(rows))
+            self.agreement.send(step.plan, rows.numpy().astype(np.int64))
 
     @contextmanager
     def admitting(self, plan: Plan) -> Iterator[None]:
-        """Guard the leader's admission: if it fails, ranks whose host reads the windows raise too.
+        """Guard the leader's admission: if it raises, the other ranks of a CPU raise DSparkError.
 
-        They raise DSparkError. On an accelerator no host reads them; SGLang ends all ranks.
+        On an accelerator no host reads the windows; SGLang ends all ranks.
         """
         try:
             yield
@@ -108,25 +105,13 @@ class Follower(Engine):
     def __init__(self, agreement: Agreement) -> None:
         self._agreement = agreement
 
-    def begin(
-        self,
-        rows: Tensor,
-        generation: Tensor,
-        seq_lens: Tensor,
-        *,
-        starts: bool = True,
-        limits: Counts | None = None,
-    ) -> Step:
-        """Receive the leader's plan for rows [R] of the pool, as in `Engine.begin`.
+    def begin(self, requests: StepRequests, *, starts: bool = True) -> Step:
+        """Receive the leader's plan for these requests, as in `Engine.begin`.
 
         Raises DSparkError where the leader failed or decodes another batch.
         """
-        slots = _slots(rows)
-        return Step(self._agreement.receive(slots), slots, generation.numpy()[slots])
-
-
-def _slots(rows: Tensor) -> Counts:
-    return rows.numpy().astype(np.int64)
+        rows, generations = requests.slots()
+        return Step(self._agreement.receive(rows), rows, generations)
 
 
 def ranks_of(worker: Any) -> Ranks:
@@ -139,9 +124,7 @@ def ranks_of(worker: Any) -> Ranks:
     return Ranks(agreement, group.broadcast, worker.device)
 
 
-def engine_for(
-    ranks: Ranks, passes: Passes, build: Callable[[Passes], ScheduleEngine]
-) -> ScheduleEngine | Follower:
+def engine_for(ranks: Ranks, passes: Passes, build: Callable[[Passes], Engine]) -> Engine:
     """Build an engine from passes; on a rank that does not lead, return a `Follower`.
 
     Raises DSparkError if the leader could not build one.
@@ -150,25 +133,20 @@ def engine_for(
     if agreement is None:
         return build(passes)
     if not agreement.leads:
-        _follow(agreement, passes)
+        while (announced := _send(agreement)) != DONE:
+            if announced == FAILED:
+                raise failed(agreement.leader)
+            name, given = announced
+            getattr(passes, name)(*given)
         logger.info("sglang-dspark: acts on the plans of rank %d", agreement.leader)
         return Follower(agreement)
-    announced, end = _Announced(passes, agreement), FAILED
+    end = FAILED
     try:
-        engine = build(announced)  # type: ignore[arg-type]  # it has what `passes` has
+        engine = build(_Announced(passes, agreement))  # type: ignore[arg-type]  # has all of them
         end = DONE
     finally:
         _send(agreement, end)
     return engine
-
-
-def _follow(agreement: Agreement, passes: Passes) -> None:
-    """Run the passes that the leader announces until it ends. Raises DSparkError if it failed."""
-    while (announced := _send(agreement)) != DONE:
-        if announced == FAILED:
-            raise failed(agreement.leader)
-        name, given = announced
-        getattr(passes, name)(*given)
 
 
 class _Announced:

@@ -112,13 +112,9 @@ def names_block_rule() -> bool:
 def limits_of(reqs: list[Any], gamma: int) -> Counts | None:
     """Return the most drafts of each request (upstream's `Req`), [R] int64; None: gamma for all.
 
-    SGLang (srt/speculative/dflash_utils.py) calls a custom logit processor for all rows of a window
-    with one `__req__`, whose output ends at the anchor: for later rows plain decoding has another
-    result. So a request with a processor that reads the answer gets no drafts. SGLang's own
-    `DisallowedTokensLogitsProcessor` reads only the row, and keeps its drafts.
-
-    With overlap a processor may see the answer without its last token, as in plain decoding: a
-    step is launched before the previous one is handed out.
+    A request with a custom logit processor that reads the answer gets no drafts: in every row of a
+    window it sees the output up to the anchor (patches/step/unsupported.py). With overlap that may
+    lack the last token, as in plain decoding.
     """
     if not any(req.custom_logit_processor for req in reqs):
         return None
@@ -126,7 +122,10 @@ def limits_of(reqs: list[Any], gamma: int) -> Counts | None:
 
 
 def reads_answer(req: Any) -> bool:
-    """Return whether the request's custom logit processor may read more than its row."""
+    """Return whether a request has a custom logit processor that may read more than its row.
+
+    SGLang's own `DisallowedTokensLogitsProcessor` reads only the row.
+    """
     if not req.custom_logit_processor:
         return False
     found = upstream.CustomLogitProcessor.from_str(req.custom_logit_processor)

@@ -2,8 +2,7 @@
 
 SGLang reads a request's `sampling_seed` (OpenAI: `seed`) only under
 --enable-deterministic-inference, and its DSPARK never reads it. verify/seeded.py defines the
-draws, `accept.py` the accept rule. The host knows the requests with a seed,
-so a batch without any costs nothing.
+draws, `accept.py` the accept rule. A batch without seeds costs nothing.
 """
 
 from __future__ import annotations
@@ -84,13 +83,14 @@ def seeded_prefill(batch: Any) -> Iterator[None]:
     """Let `first_tokens` draw a prefill's first tokens by the requests' seeds."""
     info = batch.sampling_info
     found = None if info is None or info.is_all_greedy else seeds_of(batch)
-    if found is not None:
-        setattr(info, _FIRST, found)
+    if found is None:
+        yield
+        return
+    setattr(info, _FIRST, found)
     try:
         yield
     finally:
-        if found is not None:
-            delattr(info, _FIRST)
+        delattr(info, _FIRST)
 
 
 def first_tokens(tokens: Tensor, probs: Tensor, sampling_info: Any, positions: Tensor) -> Tensor:

@@ -20,10 +20,9 @@ LONGEST_REST = 512  # steps: with a drafter that always fails, one step in 513 t
 
 @dataclass
 class DraftFaults:
-    """Skip drafts after a draft failed, for longer with every failure in a row.
+    """Skip drafts after a draft failed: the pause doubles with every failure in a row.
 
-    Results need no drafts, so an error of the drafter costs time and never a request: its step
-    decodes plainly. The pause doubles with every failure in a row, up to LONGEST_REST steps.
+    Results need no drafts, so an error of the drafter costs time and never a request.
     in_row: failures since the last draft. rest: coming steps without a draft.
     """
 
@@ -61,10 +60,9 @@ class DraftFaults:
 class StepState:
     """State of a worker between steps.
 
-    worker: upstream's. ranks: the ranks that run each step together; the engine is the leader's.
-    planned: the step that is launched next, with overlap. counts: output tokens of penalised
-    requests. faults: recent failures of drafts. end_warm_up: called once, at the first request
-    that is not of the server's own warm-up; None afterwards, or without a warm-up.
+    worker: upstream's. planned: the step that is launched next, with overlap. end_warm_up: called
+    once, at the first request that is not of the server's own warm-up; None afterwards, or without
+    a warm-up.
     """
 
     worker: Any

@@ -23,16 +23,13 @@ class Clock(Protocol):
 
     def mark(self) -> Mark:
         """Mark the moment when all work launched so far is done."""
-        ...
 
     def seconds(self, begin: Mark, end: Mark) -> float | None:
         """Return the time between two marks; None if the later one has not passed. Never waits."""
-        ...
 
     def lead(self) -> None:
         """Keep the device busy for a moment: later launches then wait for the device, not for the
         host, as in a server with overlap."""
-        ...
 
 
 class HostClock:

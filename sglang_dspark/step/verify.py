@@ -1,8 +1,7 @@
 """Verify: one ragged pass of the target over the admitted drafts, and the masks over its logits.
 
-Verify lengths become the ragged windows of one pass, without their values on the host: indptr
-[R + 1] int32. Request r has the rows indptr[r] to indptr[r + 1] of the packed pass, its
-anchor and l_r drafts. The step's stages, and ranks, exchange indptr.
+The stages, and ranks, exchange the windows as indptr [R + 1] int32: request r has the rows
+indptr[r] to indptr[r + 1] of the packed pass, its anchor and l_r drafts.
 
 Upstream: sglang/srt/speculative/dspark_components/dspark_verify.py runs the pass, in a
 captured graph where there is one, and accepts in it if every request is greedy.
@@ -59,7 +58,6 @@ class VerifyOutput:
     """Output of a verify pass.
 
     outputs: upstream's, its logits [R * (gamma + 1), V] or [rows, V]. hidden: [rows, m * d].
-
     in_graph: a captured pass ran. folded: it accepted too. rows: the device's packing of the pass.
     """
 
@@ -106,24 +104,12 @@ def window_of(worker: Any, batch: Any) -> Any:
     )
 
 
-def verify_input(
-    worker: Any,
-    batch: Any,
-    draft_input: Any,
-    window: Any,
-    proposal: Any,
-    layout: Any,
-    rules: Rules,
-    *,
-    drafted: bool,
-) -> VerifyInput:
-    """Collect the input of the pass over these windows; arguments as for `VerifyInput`."""
-    ids = proposal.verify_ids
-    if ids is None:
-        tokens = proposal.draft_block.draft_tokens
-        ids = torch.cat([proposal.draft_block_ids[:, :1], tokens], dim=1).contiguous()
-    foldable = may_fold(worker, batch, proposal, rules)
-    return VerifyInput(batch, draft_input, window, proposal, layout, ids, drafted, foldable, rules)
+def window_ids(proposal: Any) -> Tensor:
+    """Return anchors and drafts of upstream's `DraftProposal`, [R, gamma + 1] int64."""
+    ids: Tensor | None = proposal.verify_ids
+    if ids is not None:
+        return ids
+    return torch.cat([proposal.draft_block_ids[:, :1], proposal.draft_block.draft_tokens], dim=1)
 
 
 def may_fold(worker: Any, batch: Any, proposal: Any, rules: Rules) -> bool:
@@ -147,21 +133,14 @@ def verify(device: Device, inputs: VerifyInput, grammar: Any) -> VerifyOutput:
     upstream.prepare_mamba_track_for_verify(batch)
     verified = device.run(inputs)
     if tree is not None:
-        _mask(batch, tree, verified.outputs.next_token_logits, grammar)
+        logits = verified.outputs.next_token_logits  # [R * (gamma + 1), V]
+        mask = upstream.build_grammar_vocab_mask(
+            reqs=batch.reqs, tree=tree, sampling_info=batch.sampling_info, device=logits.device,
+            barrier=grammar,
+        )  # fmt: skip
+        if mask is not None:
+            mask.apply(logits)
     return verified
-
-
-def _mask(batch: Any, tree: Any, logits: Tensor, barrier: Any) -> None:
-    """Mask logits [R * (gamma + 1), V] to the tokens that the requests' grammars allow."""
-    mask = upstream.build_grammar_vocab_mask(
-        reqs=batch.reqs,
-        tree=tree,
-        sampling_info=batch.sampling_info,
-        device=logits.device,
-        barrier=barrier,
-    )
-    if mask is not None:
-        mask.apply(logits)
 
 
 def adjust(worker: Any, batch: Any, logits: Tensor) -> None:

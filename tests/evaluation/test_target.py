@@ -14,6 +14,7 @@ import transformers
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.evaluation.target import TargetModel
 from tests.evaluation.conftest import Pair
+from tests.integration import tiny_models
 
 WEIGHTS = "model.safetensors"
 
@@ -82,6 +83,12 @@ def test_the_embedding_is_what_the_target_reads(name: str, tmp_path: Path) -> No
         read = model.get_input_embeddings()(tokens)
     torch.testing.assert_close(TargetModel.load(tmp_path).embed_weight, read, rtol=1e-6, atol=0)
     assert (read != model.get_input_embeddings().weight).any() == (name == "Gemma3")
+
+
+def test_layers_that_keep_a_state_are_refused(tmp_path: Path) -> None:
+    tiny_models.build_target(16, architecture="qwen3_5").save_pretrained(tmp_path)
+    with pytest.raises(DSparkError, match=r"keep a state \(linear_attention\)"):
+        TargetModel.load(tmp_path)
 
 
 @pytest.mark.parametrize(

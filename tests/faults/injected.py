@@ -87,11 +87,11 @@ def _confidences(folder: Path) -> None:
 
     fault, original = Fault(folder, "confidence"), HostDevice.admit
 
-    def admit(self: Any, engine: Any, step: Any, logits: Any, greedy: Any) -> Any:
+    def admit(self: Any, engine: Any, step: Any, logits: Any) -> Any:
         settings = fault.happens() if logits is not None else None
         if settings:
             logits = torch.full_like(logits, VALUES[settings["value"]])
-        return original(self, engine, step, logits, greedy)
+        return original(self, engine, step, logits)
 
     HostDevice.admit = admit  # type: ignore[method-assign]
 
@@ -118,12 +118,12 @@ def _results(folder: Path) -> None:
 def _stages(folder: Path) -> None:
     """A stage of `requests` waits `seconds`; `<stage>.entered` is written when it begins to."""
     from sglang_dspark.backends.cpu.device import HostDevice
-    from sglang_dspark.step import commit, verify
+    from sglang_dspark.step import verify
 
     for module, name, stage in (
         (HostDevice, "draft", "draft"),
         (verify, "verify", "verify"),
-        (commit, "commit", "commit"),
+        (HostDevice, "commit", "commit"),
     ):
         setattr(module, name, _waiting(folder, stage, getattr(module, name)))
 
@@ -175,8 +175,10 @@ def _ranks(folder: Path) -> None:
 
     fault, original = Fault(folder, "rank-differs"), Follower.begin
 
-    def begin(self: Follower, rows: Any, *args: Any, **options: Any) -> Any:
-        return original(self, rows + 1 if fault.happens() else rows, *args, **options)
+    def begin(self: Follower, requests: Any, **options: Any) -> Any:
+        if fault.happens():
+            requests = requests._replace(rows=requests.rows + 1)
+        return original(self, requests, **options)
 
     Follower.begin = begin  # type: ignore[method-assign]
 

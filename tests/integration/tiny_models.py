@@ -26,6 +26,8 @@ from transformers import (
     PreTrainedTokenizerFast,
     Qwen2Config,
     Qwen2ForCausalLM,
+    Qwen3_5ForCausalLM,
+    Qwen3_5TextConfig,
     Qwen3Config,
     Qwen3ForCausalLM,
 )
@@ -51,6 +53,24 @@ ARCHITECTURES: dict[str, tuple[Any, Any]] = {  # with a compiled fast path: conf
 HOOKED: dict[str, tuple[Any, Any]] = {  # without, whose features are read by hooks on the layers
     "gemma3": (Gemma3TextConfig, Gemma3ForCausalLM),
     "granite": (GraniteConfig, GraniteForCausalLM),
+}
+RECURRENT: dict[str, tuple[Any, Any]] = {  # with layers that keep a state
+    "qwen3_5": (Qwen3_5TextConfig, Qwen3_5ForCausalLM),
+}
+STATES = {  # of their configs: one layer of attention between two with a state
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "full_attention_interval": 2,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "rope_parameters": {
+        "rope_type": "default",
+        "rope_theta": 10000.0,
+        "partial_rotary_factor": 0.25,
+        "mrope_section": [1, 1, 0],
+        "mrope_interleaved": True,
+    },
 }
 SPECIALS = ("<s>", "</s>", "<pad>", "<mask>")
 
@@ -246,13 +266,14 @@ def _save_tokenizer(folder: Path) -> int:
 
 
 def build_architecture(folder: Path, name: str) -> TinyPair:
-    """Write a pair of `ARCHITECTURES` or `HOOKED` in bfloat16, for every fast path of a CPU server.
+    """Write a pair of an architecture in bfloat16, for every fast path that a CPU server has.
 
     SGLang pads an LM head to a multiple of 64 rows, and passes around its runner require one that
     it does not pad: 320 ids for the tokenizer's 260 tokens.
     """
     used = _save_tokenizer(folder / "target")
-    model = build_target(320, attends=0.02, architecture=name)
+    attends = ATTENDS if name in RECURRENT else 0.02  # states alone change five of six tokens
+    model = build_target(320, attends=attends, architecture=name)
     with torch.no_grad():
         model.lm_head.weight[used:] = 0.0
         for parameter in model.parameters():
@@ -271,7 +292,7 @@ def build_target(
 ) -> Any:
     """Return a target whose logits follow from the last token, with random weights."""
     torch.manual_seed(seed)
-    config_class, model_class = {**ARCHITECTURES, **HOOKED}[architecture]
+    config_class, model_class = {**ARCHITECTURES, **HOOKED, **RECURRENT}[architecture]
     config = config_class(
         vocab_size=vocabulary,
         hidden_size=hidden,
@@ -288,11 +309,17 @@ def build_target(
         rms_norm_eps=1e-6,
         initializer_range=0.25,
         dtype="float32",
+        **(STATES if architecture in RECURRENT else {}),
     )
     model = model_class(config).float().eval()
     with torch.no_grad():
         for layer in model.model.layers:
-            layer.self_attn.o_proj.weight.mul_(attends)
+            mixer = (
+                layer.self_attn.o_proj
+                if hasattr(layer, "self_attn")
+                else layer.linear_attn.out_proj
+            )
+            mixer.weight.mul_(attends)
             layer.mlp.down_proj.weight.mul_(attends)
             if architecture == "gemma3":  # norms behind them, of 1 + weight, undo that
                 layer.post_attention_layernorm.weight.fill_(attends - 1)

@@ -53,7 +53,7 @@ def upstream() -> Iterator[types.ModuleType]:
     """Module `toy_upstream` and its by-value consumer `toy_consumer`, with empty registries."""
     from sglang.srt.plugins.hook_registry import HookRegistry
 
-    assert not registry.installed()
+    assert not registry.installed
     hooks, patched = dict(HookRegistry._hooks), set(HookRegistry._patched)
     HookRegistry.reset()
     for name, source in (("toy_upstream", SOURCE), ("toy_consumer", CONSUMER)):
@@ -63,7 +63,7 @@ def upstream() -> Iterator[types.ModuleType]:
     yield sys.modules["toy_upstream"]
     for name in ("toy_upstream", "toy_consumer"):
         del sys.modules[name]
-    registry._installed.clear()
+    registry.installed.clear()
     HookRegistry.reset()
     HookRegistry._hooks.update(hooks)
     HookRegistry._patched.update(patched)

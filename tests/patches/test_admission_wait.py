@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 pytest.importorskip("sglang")
 
 from sglang.srt.managers.min_free_slots_delayer import MinFreeSlotsDelayer
 
+from sglang_dspark.patches import registry
 from sglang_dspark.patches.step import admission_wait
-from sglang_dspark.patches.step.admission_wait import MOST_ROUNDS, should_delay
-
-DELAY = MinFreeSlotsDelayer.should_delay
+from sglang_dspark.patches.step.admission_wait import MOST_ROUNDS
 
 
 class Loop:
     """A scheduler's loop in which requests wait for four free slots."""
 
     def __init__(self) -> None:
-        self.delayer = MinFreeSlotsDelayer(4)
+        delayer = registry.derive(MinFreeSlotsDelayer, admission_wait.MinFreeSlotsDelayer)
+        self.delayer: Any = delayer(4)  # type: ignore[call-arg]
 
     def delays(self, running: int, free: int, rounds: int = 1) -> list[bool]:
         return [
-            should_delay(DELAY, self.delayer, running_bs=running, num_allocatable_reqs=free)
+            self.delayer.should_delay(running_bs=running, num_allocatable_reqs=free)
             for _ in range(rounds)
         ]
 

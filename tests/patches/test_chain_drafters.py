@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 pytest.importorskip("sglang")
 
 from sglang_dspark.backends import drafter_check
-from sglang_dspark.backends.cpu.chain_model import ChainModel
+from sglang_dspark.backends.cpu.chain_draft import ChainModel
 from sglang_dspark.backends.cpu.weight_formats import dense
 from sglang_dspark.drafter.target_fit import Target
 from sglang_dspark.drafter.weight_files import read_tensors

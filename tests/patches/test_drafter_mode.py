@@ -78,8 +78,7 @@ def test_other_devices_keep_sglangs_own(drafter: Path, monkeypatch: pytest.Monke
 def test_on_a_cpu_adapters_are_refused(
     drafter: Path, monkeypatch: pytest.MonkeyPatch, asked: dict[str, object]
 ) -> None:
-    target = SimpleNamespace(model_is_mrope=False)
-    monkeypatch.setattr(drafter_check.upstream, "model_config_of", lambda args: target)
+    monkeypatch.setattr(drafter_check.upstream, "model_config_of", lambda args: None)
     monkeypatch.setattr(drafter_check.upstream, "mambaish_config", lambda config: None)
     usual = {"device": "cpu", "enable_lora": None, "lora_paths": None}
     drafter_check._choose_mode(None, drafter, SimpleNamespace(**usual))
@@ -87,18 +86,17 @@ def test_on_a_cpu_adapters_are_refused(
         drafter_check._choose_mode(None, drafter, SimpleNamespace(**(usual | asked)))
 
 
-@pytest.mark.parametrize(
-    ("recurrent", "mrope", "reason"),
-    [(object(), False, "keeps a recurrent state"), (None, True, "have three parts")],
-)
-def test_on_a_cpu_targets_that_cannot_be_served_are_refused(
-    drafter: Path, monkeypatch: pytest.MonkeyPatch, recurrent: object, mrope: bool, reason: str
+def test_on_a_cpu_only_gdns_recurrent_state_is_served(
+    drafter: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    target = SimpleNamespace(model_is_mrope=mrope)
-    monkeypatch.setattr(drafter_check.upstream, "model_config_of", lambda args: target)
-    monkeypatch.setattr(drafter_check.upstream, "mambaish_config", lambda config: recurrent)
+    delta_rule: list[object] = [object()]
+    monkeypatch.setattr(drafter_check.upstream, "model_config_of", lambda args: None)
+    monkeypatch.setattr(drafter_check.upstream, "mambaish_config", lambda config: object())
+    monkeypatch.setattr(drafter_check.upstream, "hybrid_gdn_config", lambda config: delta_rule[-1])
     args = SimpleNamespace(device="cpu", enable_lora=None, lora_paths=None)
-    with pytest.raises(DSparkError, match=reason):
+    drafter_check._choose_mode(None, drafter, args)
+    delta_rule.append(None)
+    with pytest.raises(DSparkError, match="recurrent state other than"):
         drafter_check._choose_mode(None, drafter, args)
 
 
@@ -109,27 +107,30 @@ class Wrapping:
 
 
 @pytest.mark.parametrize(
-    ("architecture", "text", "mrope", "rule"),
+    ("architecture", "text", "own"),
     [
-        ("LlamaForCausalLM", object(), False, (False, False)),
-        ("MiniMaxM3SparseForCausalLM", object(), False, (True, False)),
-        ("Dots3ForCausalLM", Wrapping(), False, (True, False)),
-        ("Qwen2_5_VLForConditionalGeneration", object(), True, (False, True)),
+        ("LlamaForCausalLM", object(), False),
+        ("MiniMaxM3SparseForCausalLM", object(), True),
+        ("Dots3ForCausalLM", Wrapping(), True),
     ],
 )
 def test_a_start_is_judged_by_its_target(
-    monkeypatch: pytest.MonkeyPatch, architecture: str, text: object, mrope: bool,
-    rule: tuple[bool, bool],
-) -> None:  # fmt: skip
+    monkeypatch: pytest.MonkeyPatch, architecture: str, text: object, own: bool
+) -> None:
     target = SimpleNamespace(
         hf_config=SimpleNamespace(architectures=[architecture]),
         hf_text_config=text,
-        model_is_mrope=mrope,
     )
     monkeypatch.setattr(drafter_check.upstream, "model_config_of", lambda args: target)
     monkeypatch.setattr(drafter_check.upstream, "mambaish_config", lambda config: None)
-    start = drafter_check._start(None, USUAL.args)
-    assert (start.own_attention, start.mrope) == rule
+    found: list[object] = [object(), None, type("JetNemotronConfig", (), {})()]
+    monkeypatch.setattr(drafter_check.upstream, "hybrid_gdn_config", lambda config: found[0])
+    assert drafter_check._start(None, USUAL.args).own_attention == own
+    judged = []
+    while found:
+        judged.append(drafter_check._start(None, USUAL.args).delta_rule)
+        found.pop(0)
+    assert judged == [True, False, False]  # Jet's layers write their states themselves
 
 
 def test_settings_of_the_drafter_that_are_overridden_are_logged(

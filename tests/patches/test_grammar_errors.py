@@ -16,8 +16,6 @@ from sglang.srt.managers.schedule_batch import FINISH_ABORT
 from sglang_dspark.patches import registry
 from sglang_dspark.patches.upstream_fixes.grammar_errors import (
     ResultProcessor,
-    is_dead_end,
-    is_too_short,
     open_dead_ends,
 )
 
@@ -30,25 +28,6 @@ def grammar(ebnf: str) -> XGrammarGrammar:
     compiled = xgrammar.GrammarCompiler(info).compile_grammar(ebnf)
     matcher = xgrammar.GrammarMatcher(compiled)
     return XGrammarGrammar(matcher, len(WORDS), compiled, None, ebnf)
-
-
-@pytest.mark.parametrize(
-    ("ebnf", "taken", "dead"),
-    [
-        (DEAD, [], True),
-        (LATER, [], False),
-        (LATER, [2], True),
-        (FINE, [], False),
-        (FINE, [2], False),
-        (FINE, [2, 3], False),
-        (FINE, [2, 3, 1], False),  # at its end: xgrammar raises when asked for a mask
-    ],
-)
-def test_a_dead_end_is_known(ebnf: str, taken: list[int], dead: bool) -> None:
-    found = grammar(ebnf)
-    for token in taken:
-        found.accept_token(token)
-    assert is_dead_end(found, len(WORDS)) is dead
 
 
 def test_only_a_row_without_tokens_is_left_unmasked() -> None:
@@ -96,13 +75,26 @@ def told(request: Any) -> Any:
 ABORT = FINISH_ABORT("Grammar accept_token failed", HTTPStatus.INTERNAL_SERVER_ERROR, "x")
 
 
-def test_a_dead_end_is_the_requests_fault() -> None:
-    reason = told(request_of(DEAD, reason=ABORT))
-    assert reason.status_code == HTTPStatus.BAD_REQUEST
-    assert "allows no token; fix" in reason.message
-    # A token that was let through and is not allowed: ours.
-    assert told(request_of(FINE, reason=ABORT)) is ABORT
-    assert told(request_of(DEAD)) is None
+@pytest.mark.parametrize(
+    ("ebnf", "taken", "dead"),
+    [
+        (DEAD, [], True),
+        (LATER, [], False),
+        (LATER, [2], True),
+        (FINE, [], False),
+        (FINE, [2], False),
+        (FINE, [2, 3], False),
+        (FINE, [2, 3, 1], False),  # at its end: xgrammar raises when asked for a mask
+    ],
+)
+def test_a_dead_end_is_the_requests_fault(ebnf: str, taken: list[int], dead: bool) -> None:
+    reason = told(request_of(ebnf, *taken, reason=ABORT))
+    if dead:
+        assert reason.status_code == HTTPStatus.BAD_REQUEST
+        assert "allows no token; fix" in reason.message
+    else:  # a token that was let through and is not allowed: ours
+        assert reason is ABORT
+    assert told(request_of(ebnf, *taken)) is None
 
 
 def test_a_request_that_is_ended_at_its_grammars_end_is_left_alone() -> None:
@@ -112,9 +104,9 @@ def test_a_request_that_is_ended_at_its_grammars_end_is_left_alone() -> None:
 
 
 def test_a_grammar_that_ends_before_min_new_tokens() -> None:
-    assert is_too_short(request_of(FINE, 2, 3, least=3))
-    assert not is_too_short(request_of(FINE, 2, 3, least=2))
-    assert not is_too_short(request_of(FINE, 2, least=3))
+    assert told(request_of(FINE, 2, 3, least=2, reason=ABORT)) is ABORT
+    assert told(request_of(FINE, 2, least=3, reason=ABORT)) is ABORT
     reason = told(request_of(FINE, 2, 3, least=3, reason=ABORT))
     assert reason.status_code == HTTPStatus.BAD_REQUEST
     assert "before min_new_tokens" in reason.message
+    assert "allows no token" in told(request_of(DEAD, least=3, reason=ABORT)).message

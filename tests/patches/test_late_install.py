@@ -19,7 +19,7 @@ from sglang_dspark.patches import registry
 from sglang_dspark.serving import on_demand, startup, upstream
 with on_demand.examination():
     upstream.load_plugins()
-early = set(registry.installed())
+early = set(registry.installed)
 assert early, "the patches of loaded modules"
 from sglang_dspark.patches import all_seams, late_install
 seams = all_seams(device=startup.active_device())
@@ -29,12 +29,11 @@ assert "sglang.srt.managers.scheduler" in modules and not modules & sys.modules.
 PART
 for module in sorted(modules):
     importlib.import_module(module)
-assert set(registry.installed()) == set(seams)
+assert set(registry.installed) == set(seams)
 registry.verify()
-from sglang.srt.managers import overlap_utils, scheduler
-for module in (overlap_utils, scheduler):
-    held = getattr(module, "decide_needs_confidence_relay", None)
-    assert held is None or hasattr(held, "__wrapped__"), module
+from sglang.srt.speculative import eagle_utils, eagle_worker_common
+for module in (eagle_utils, eagle_worker_common):
+    assert hasattr(module.eagle_sample, "__wrapped__"), module
 print("all installed")
 """
 

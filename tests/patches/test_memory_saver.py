@@ -7,7 +7,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from sglang_dspark.patches.upstream_fixes.start_checks import check_memory_saver
+from sglang_dspark.patches.upstream_fixes.start_checks import check_start
+from tests.ports import free_ports
+
+
+def server_args(*, memory_saver: bool) -> SimpleNamespace:
+    return SimpleNamespace(enable_memory_saver=memory_saver, host=None, port=free_ports())
 
 
 def test_a_missing_package_is_one_line(
@@ -15,13 +20,13 @@ def test_a_missing_package_is_one_line(
 ) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(SystemExit):
-        check_memory_saver(SimpleNamespace(enable_memory_saver=True), [])
+        check_start(server_args(memory_saver=True), [])
     told = capsys.readouterr().err.splitlines()
     assert len(told) == 1
     assert "needs the package torch-memory-saver" in told[0]
-    check_memory_saver(SimpleNamespace(enable_memory_saver=False), [])
+    check_start(server_args(memory_saver=False), [])
 
 
 def test_with_the_package_it_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
-    check_memory_saver(SimpleNamespace(enable_memory_saver=True), [])
+    check_start(server_args(memory_saver=True), [])

@@ -58,12 +58,27 @@ def test_names_are_unique() -> None:
     assert len(set(names)) == len(names)
 
 
+def test_no_two_patches_replace_one_target() -> None:
+    """The second would silently undo the first."""
+    replaced = [seam.target for seam in SEAMS if seam.kind in ("replace", "set")]
+    assert len(set(replaced)) == len(replaced)
+
+
+def test_a_seam_is_for_the_device_of_its_folder() -> None:
+    """A server imports the folders of its device, and installs all of their seams."""
+    for module in patches.patch_modules():
+        folder = module.split(".")[0]
+        device = folder if folder in ("cpu", "cuda") else "any"
+        seams = importlib.import_module(f"{patches.__name__}.{module}").SEAMS
+        assert {seam.device for seam in seams} == {device}, module
+
+
 @pytest.mark.parametrize("seam", SEAMS, ids=lambda seam: seam.name)
 def test_a_seam_names_its_signature_and_reason(seam: Seam) -> None:
-    stated_by = (seam.signature, seam.expected_repr, seam.kind == "subclass" or None)
-    assert len([each for each in stated_by if each is not None]) == 1
-    assert (seam.kind == "set") == (seam.expected_repr is not None)
-    assert registry.stated_of(seam)
+    stated_by = (seam.signature, seam.expected_repr, seam.kind == "subclass")
+    assert len([each for each in stated_by if each]) == 1
+    assert (seam.kind == "set") == bool(seam.expected_repr)
+    assert registry.expectation(seam)
     assert len(seam.why.split()) >= 5
     assert seam.target.startswith(("sglang.", "torch.", "fastapi."))  # the parts of a server
 

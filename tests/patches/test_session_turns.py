@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from sglang.srt.runtime_context import get_context
 
 from sglang_dspark.patches import registry
 from sglang_dspark.patches.step import session_generations
@@ -34,12 +35,10 @@ class Theirs:
 
 
 @pytest.mark.parametrize(("in_order", "committed"), [(True, 19), (False, 20)])
-def test_what_is_not_written_is_no_context(
-    monkeypatch: pytest.MonkeyPatch, in_order: bool, committed: int
-) -> None:
-    monkeypatch.setattr(session_turns, "_in_order", lambda: in_order)
+def test_what_is_not_written_is_no_context(in_order: bool, committed: int) -> None:
     sessions: Any = registry.derive(Theirs, session_turns.StreamingSession)()
-    assert sessions.try_cache_finished_req(None) is True
+    with get_context().override_server_args(disable_overlap_schedule=in_order):
+        assert sessions.try_cache_finished_req(None) is True
     assert sessions.slot.kv.kv_committed_len == committed
 
 

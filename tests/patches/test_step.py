@@ -120,6 +120,8 @@ def test_plans_and_results_go_to_the_state(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(plan, "plan_ahead", lambda *arguments: seen.append(arguments))
     monkeypatch.setattr(plan, "learn", lambda *arguments: seen.append(arguments))
     worker = new_worker(calls=[])
+    assert worker.get_confidence_budget_prepare() is None, "a CPU plans at the launch"
+    monkeypatch.setattr(seams, "active_device", lambda: "cuda")
     worker.get_confidence_budget_prepare()("batch", "future map")
     seams.process_decode(None, SimpleNamespace(model_worker=worker), "batch", "result")
     assert seen == [(worker.dspark_step, "batch"), (worker.dspark_step, "batch", "result")]

@@ -160,14 +160,14 @@ def no_stream(stream: Any = None) -> Iterator[Any]:
 def install() -> None:
     """Replace what no patch covers: the platform's capabilities, and torch's capture queries."""
     from sglang.srt.model_executor.forward_batch_info import ForwardMode
+    from sglang.srt.platforms.interface import PlatformCapabilities
 
-    from sglang_dspark.backends.cpu import attention_registry, platform
-    from sglang_dspark.serving import upstream
+    from sglang_dspark.backends.cpu import platform
 
     cpu = platform.DsparkCpuPlatform
-    cpu.capabilities = upstream.PlatformCapabilities(supports_triton=False, graph_capture=True)
+    cpu.capabilities = PlatformCapabilities(supports_triton=False, graph_capture=True)
     cpu.get_full_graph_backend_cls = lambda self: rerun_backend()
-    attention_registry._create_attention = lambda runner: graph_attention()(runner)
+    platform._create_attention = lambda runner: graph_attention()(runner)
     ForwardMode.is_cpu_graph = ForwardMode.is_cuda_graph
     for module in (torch.cpu, torch.cuda):
         module.is_current_stream_capturing = lambda: False  # type: ignore[attr-defined]

@@ -38,7 +38,8 @@ class Planted:
 def install() -> None:
     """Plant what the file names when a verify pass begins."""
     from sglang_dspark.backends.cpu import attention, attention_plan, paged_attention
-    from sglang_dspark.step import commit, verify
+    from sglang_dspark.backends.cuda.device import GraphDevice
+    from sglang_dspark.step import verify
 
     now = Planted()
     attention_plan.plan_of_batch = attention.plan_of_batch = _plans(
@@ -46,7 +47,7 @@ def install() -> None:
     )
     paged_attention.paged_attention = _attends(now, paged_attention.paged_attention)
     verify.verify = _verifies(now, verify.verify)
-    commit.commit = _commits(now, commit.commit)
+    GraphDevice.commit = _commits(now, GraphDevice.commit)  # type: ignore[method-assign]
 
 
 def _verifies(now: Planted, verify: Callable[..., Any]) -> Callable[..., Any]:

@@ -23,12 +23,12 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from tests.rehearsal import chains, experts, graphs, kv_faults, latent, reads
+from tests.rehearsal import chains, experts, graphs, kv_faults, latent, reads, recurrent
 
 GAMMA = 5
 TIER = GAMMA + 1  # tokens: what a captured graph of one more request adds
 # Modules that replace operators which a CPU lacks; the other ones of `cpu` make it faster.
-NEEDED = ("accept", "arguments", "attention", "gpu_assumptions", "models")
+NEEDED = ("arguments", "delta_rule", "gpu_assumptions", "models")
 
 
 def pass_seconds(tokens: int) -> float:
@@ -79,12 +79,12 @@ def install_rehearsal() -> None:
     if os.environ.get("DSPARK_REHEARSAL_GRAPHS") == "1":
         graphs.install()
         seams += graphs.SEAMS
-    seams += [experts.SEAM, *chains.SEAMS]
+    seams += [experts.SEAM, recurrent.CONVOLUTION, recurrent.STATES, *chains.SEAMS]
     if os.environ.get("DSPARK_REHEARSAL_LATENT") == "1":
         latent.install()
     if "DSPARK_REHEARSAL_FAULT" in os.environ:
         kv_faults.install()
-    registry.install([replace(seam, device="any") for seam in seams], device="cpu")
+    registry.install(seams)
     plugin._verify_after_apply()
     # The platform knows one backend of the draft; here its Triton kernels may be interpreted.
     platform.DsparkCpuPlatform.supports_speculative_draft_attention_backend = (  # type: ignore[method-assign]

@@ -22,7 +22,7 @@ READS = (
 )  # fmt: skip
 OURS = ("sglang_dspark.step", "sglang_dspark.backends.cuda")
 RULES = "sglang_dspark.verify"
-HOST_ONLY = {"regimes_of", "row_generations"}
+HOST_ONLY = {"row_generations"}
 
 
 @contextmanager

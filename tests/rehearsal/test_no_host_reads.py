@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from sglang_dspark.backends.cpu import verify_ops
+from sglang_dspark.backends.cpu import accept
 from sglang_dspark.step import verify
 from sglang_dspark.verify import sample_inverse_cdf
 from tests.rehearsal.conftest import Rehearsed
@@ -46,7 +46,7 @@ def test_a_read_in_our_modules_is_seen(name: str) -> None:
 def test_a_rule_reads_for_its_caller() -> None:
     rows, coins = torch.ones(2, 3), torch.zeros(2)
     with watched() as seen:
-        ask(verify_ops, rows, coins)
+        ask(accept, rows, coins)
         assert seen == []
         ask(verify, rows, coins)
     assert any("sample_inverse_cdf" in each for each in seen)

@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry
 from sglang_dspark.serving.fallbacks import Fallback
 from sglang_dspark.serving.metrics import Collector
 from sglang_dspark.step.engine import MOST_AWAITED, PIPELINE, confidence_by
-from sglang_dspark.step.engine_protocol import Step
+from sglang_dspark.step.engine_protocol import Step, StepRequests
 from tests.step.engine_scenario import Scenario
 
 LIKELY = 2.0
@@ -31,9 +31,11 @@ class Counted(Scenario):
 
     def begun(self) -> tuple[Step, np.ndarray]:
         """A step that is admitted and has passed, and whose result is still on its way."""
-        step = self.engine.begin(torch.tensor([1]), self.generation, torch.tensor([10]))
+        step = self.engine.begin(
+            StepRequests(torch.tensor([1]), self.generation, torch.tensor([10]))
+        )
         logits = torch.full((1, max(step.plan.budget.depth, 1)), LIKELY)
-        lengths = self.engine.admit(step, logits if step.plan.speculates else None, None)
+        lengths = self.engine.admit(step, logits if step.plan.speculates else None)
         self.now += step.plan.budget.seconds
         return step, lengths
 

@@ -98,7 +98,7 @@ def test_a_row_does_not_inherit() -> None:
     assert world.weights([1]) == [1.0]
 
 
-MANAGER = SimpleNamespace(model_config=SimpleNamespace(vocab_size=9))
+MANAGER = SimpleNamespace(model_config=SimpleNamespace(vocab_size=9, hidden_size=2))
 
 
 @pytest.mark.parametrize(

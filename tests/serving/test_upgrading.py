@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 DSPARK = "srt/speculative/dspark_components"
 FOUND = {  # the change -> what the doctor says of it
     "a renamed function": "SGLang has no sglang.srt.speculative.dspark_components.dspark_draft."
-    "make_next_draft_input any more (used by step/commit.py)",
+    "make_next_draft_input any more (used by step/decode.py)",
     "a moved class": "SGLang has no sglang.srt.speculative.spec_sampling_mask."
     "SpeculativeSamplingMaskCapture any more (used by step/verify.py)",
     "a removed module": "SGLang has no module sglang.srt.mem_cache.allocation_sizing any more "
@@ -25,13 +25,13 @@ FOUND = {  # the change -> what the doctor says of it
     "a renamed constant": "SGLang has no sglang.srt.speculative.spec_utils.SIMULATE_ACC_LEN any "
     "more (used by patches/cpu/mtp.py)",
     "a renamed class": "SGLang has no sglang.srt.models.dspark.DSparkConfidenceHead any more "
-    "(used by backends/cpu/confidence.py)",
-    "a renamed private attribute": "dspark_worker_v2.DSparkWorkerV2 has no _simulate_acc_greedy "
-    "any more (used by backends/cpu/plain_step.py)",
+    "(used by backends/cpu/draft.py)",
+    "a renamed private attribute": "dspark_worker_v2.DSparkWorkerV2 has no _prepare_inputs_once "
+    "any more (used by step/build.py)",
     "a renamed method": "dspark_worker_v2.DSparkWorkerV2 has no _block_accept_lens any more "
-    "(used by step/commit.py)",
+    "(used by step/decode.py)",
     "an attribute set by a module": "sglang.srt.arg_groups.cuda_graph_hook has no "
-    "_cuda_graph_config_locked any more (used by patches/cuda/graph_sizes.py)",
+    "_cuda_graph_config_locked any more (used by patches/cuda/argument_defaults.py)",
     "another signature": "seam empty-stops: sglang.srt.sampling.sampling_params.SamplingParams."
     "normalize should be (self, tokenizer) but is (self, tokenizer, strict=False)",
     "another signature of an overridden method": "seam step-worker: sglang.srt.speculative."
@@ -88,7 +88,7 @@ def changed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     mask = package / "srt/speculative/spec_sampling_mask.py"
     mask.rename(mask.with_name("mask_capture.py"))
     mask.write_text('"""Moved to mask_capture.py."""\n')
-    plant(package / DSPARK / "dspark_worker_v2.py", "_simulate_acc_greedy", "_simulates_greedy")
+    plant(package / DSPARK / "dspark_worker_v2.py", "_prepare_inputs_once", "_prepares_once")
     plant(
         package / DSPARK / "dspark_worker_v2.py",
         "pp_proxy_tensors: Optional[PPProxyTensors] = None,\n    ) -> GenerationBatchResult:\n"

@@ -19,7 +19,7 @@ from sglang_dspark.serving import upstream, warm_up
 from sglang_dspark.serving.config import CONFIG_VARIABLE
 from sglang_dspark.step import plan as planning
 from sglang_dspark.step.drafter_fit import DrafterFit
-from sglang_dspark.step.engine_protocol import VerifyAll
+from sglang_dspark.step.engine_protocol import StepRequests, VerifyAll
 from sglang_dspark.step.state import StepState
 from tests.step.engine_scenario import Scenario
 
@@ -274,7 +274,7 @@ def test_nothing_is_learned_from_made_up_requests() -> None:
                 step = planning.take_plan(of, batch)
                 logits = torch.full((2, step.plan.budget.depth), 2.0)
                 drafted = logits if step.plan.speculates else None
-                lengths = world.engine.admit(step, drafted, torch.ones(2, dtype=torch.bool))
+                lengths = world.engine.admit(step, drafted)
                 result: Any = SimpleNamespace(
                     num_correct_drafts_per_req_cpu=np.minimum(lengths, 1).tolist(),
                     cap_lens=torch.tensor(lengths + 1),
@@ -292,8 +292,9 @@ def test_a_static_server_does_not_judge_its_drafter_by_made_up_requests() -> Non
     fit = mock.Mock(spec=DrafterFit)
     engine = VerifyAll(3, fit)
     generation, lengths = torch.zeros(4), torch.tensor([10, 10])
-    own, users = (engine.begin(ROWS, generation, lengths) for _ in range(2))
+    own, users = (engine.begin(StepRequests(ROWS, generation, lengths)) for _ in range(2))
     own.made_up = True
     for step in (own, users):
         engine.landed(step, np.array([3, 3]), np.array([0, 0]))
-    fit.observe.assert_called_once_with(users)
+    fit.observe.assert_called_once()
+    assert fit.observe.call_args.args[0] is users.rows

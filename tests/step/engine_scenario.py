@@ -20,6 +20,7 @@ from sglang_dspark.serving.metrics import StepMetrics
 from sglang_dspark.serving.speed_targets import SpeedTargets
 from sglang_dspark.step.drafter_fit import DrafterFit
 from sglang_dspark.step.engine import ScheduleEngine
+from sglang_dspark.step.engine_protocol import StepRequests
 from sglang_dspark.step.timing import HostClock
 
 GAMMA, SLOTS = 3, 9
@@ -66,7 +67,7 @@ class Scenario:
             clock=HostClock(lambda: self.now),
             fit=DrafterFit(looked_at(minimum)),
             floor=floor,
-            speeds=speeds,
+            speeds=speeds or SpeedTargets(SLOTS),
         )
         self.generation = torch.ones(SLOTS, dtype=torch.int64)
 
@@ -83,13 +84,15 @@ class Scenario:
         """One decode step, as long as planned unless told; returns plan and verify lengths."""
         slots, context = torch.tensor(rows), torch.full((len(rows),), 10)
         most = None if limits is None else np.array(limits)
-        step = self.engine.begin(slots, self.generation, context, starts=not ahead, limits=most)
+        step = self.engine.begin(
+            StepRequests(slots, self.generation, context, limits=most), starts=not ahead
+        )
         if ahead:
             self.engine.start(step)
         plan = step.plan
         drafted = (len(rows), plan.budget.depth)
         logits = torch.full(drafted, logit) if plan.speculates else None
-        lengths = self.engine.admit(step, logits, torch.ones(len(rows), dtype=torch.bool))
+        lengths = self.engine.admit(step, logits)
         self.engine.landed(step, lengths, np.minimum(lengths, good))
         self.now += plan.budget.seconds if seconds is None else seconds
         return plan, lengths.tolist()

@@ -35,6 +35,7 @@ from sglang_dspark.schedule.plan import PlannerConfig
 from sglang_dspark.schedule.simulation.scenarios import Machine, random_trace, sample_accepted
 from sglang_dspark.serving import profile
 from sglang_dspark.serving.metrics import StepMetrics
+from sglang_dspark.serving.speed_targets import SpeedTargets
 from sglang_dspark.step import plan
 from sglang_dspark.step.drafter_fit import DrafterFit
 from sglang_dspark.step.engine import ScheduleEngine, confidence_by
@@ -102,7 +103,8 @@ class Rank:
         calibration = OnlineCalibration([Calibration.identity(GAMMA)] * 2, pool_rows=rows)
         metrics = StepMetrics(planner, calibration)
         fit = DrafterFit(FirstDrafts(rows), metrics)
-        return ScheduleEngine(planner, calibration, metrics, HostClock(lambda: self.now), fit)
+        clock, speeds = HostClock(lambda: self.now), SpeedTargets(rows)
+        return ScheduleEngine(planner, calibration, metrics, clock, fit, speeds)
 
     def take(self, steps: int) -> dict[str, Any]:
         """Steps under the overlap loop; a digest of what each did, and how many of each kind."""
@@ -146,7 +148,7 @@ class Rank:
             return anchors_alone(step.plan.requests)
         assert isinstance(self.engine, ScheduleEngine)
         step.arriving = torch.from_numpy(logits)
-        confidence = confidence_by(logits, *self.engine.calibrate(step, None))
+        confidence = confidence_by(logits, *self.engine.calibrate(step))
         lengths = self.engine.planner.admit(step.plan, confidence)
         return indptr_of(lengths.tolist())
 

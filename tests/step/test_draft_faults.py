@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from sglang_dspark.step import draft
 from sglang_dspark.step import plan as planning
 from sglang_dspark.step.build import broken_weight
-from sglang_dspark.step.engine_protocol import Step
+from sglang_dspark.step.engine_protocol import Step, StepRequests
 from sglang_dspark.step.ranks import Ranks
 from sglang_dspark.step.state import DraftFaults, StepState
 from tests.step.engine_scenario import Scenario
@@ -50,7 +50,7 @@ BATCH = SimpleNamespace(
 
 def finished(world: Scenario, step: Step, logits: Tensor | None = None) -> list[int]:
     """The step admits, verifies, lands and takes its time: its verify lengths."""
-    lengths = world.engine.admit(step, logits, None)
+    lengths = world.engine.admit(step, logits)
     world.engine.landed(step, lengths, lengths)
     world.now += step.plan.budget.seconds or 0.02
     return list(lengths)
@@ -99,7 +99,7 @@ def test_of_several_ranks_a_failure_is_the_servers(broken_draft: list[str]) -> N
     world = Scenario()
     world.step([1, 2])
     state = state_in(world, Ranks(cast(Any, SimpleNamespace(leads=True))))
-    step = world.engine.begin(ROWS, world.generation, torch.tensor([10, 10]))
+    step = world.engine.begin(StepRequests(ROWS, world.generation, torch.tensor([10, 10])))
     broken_draft.append("out of luck")
     with pytest.raises(RuntimeError, match="out of luck"):
         draft.propose(state, BATCH, None, step, None)
@@ -130,11 +130,11 @@ def test_what_the_counters_say_of_a_failure() -> None:
     metrics = world.engine.metrics
     metrics._collector = Collector({"model": "m"}, registry)
     for failed in (True, False):
-        step = world.engine.begin(ROWS, world.generation, torch.tensor([10, 10]))
+        step = world.engine.begin(StepRequests(ROWS, world.generation, torch.tensor([10, 10])))
         world.engine.skip_draft(step, failed=failed)
         finished(world, step)
     world.engine._interrupted = True
-    world.engine.begin(ROWS, world.generation, torch.tensor([10, 10]))
+    world.engine.begin(StepRequests(ROWS, world.generation, torch.tensor([10, 10])))
     world.engine._learn_all()
     metrics.hand_over()
 

@@ -16,7 +16,7 @@ from sglang_dspark.serving.fallbacks import Fallback
 from sglang_dspark.serving.metrics import Collector, StepMetrics
 from sglang_dspark.serving.weight_updates import begin_update
 from sglang_dspark.step.drafter_fit import CAUSES, STALE, DrafterFit
-from sglang_dspark.step.engine_protocol import VerifyAll
+from sglang_dspark.step.engine_protocol import StepRequests, VerifyAll
 from tests.step.engine_scenario import GAMMA, SLOTS, Scenario
 
 ROWS = [1, 2, 3, 4]
@@ -127,13 +127,13 @@ def test_drafts_before_an_update_say_nothing_of_the_weights_after_it(
     for part in range(4):
         for number in range(LEAST // len(ROWS) - 1 + (STALE if part else 0)):
             generation += number % 8 == 0
-            step = engine.begin(rows, generation, rows)
-            engine.landed(step, engine.admit(step, None, None), np.zeros(4, np.int64))
+            step = engine.begin(StepRequests(rows, generation, rows))
+            engine.landed(step, engine.admit(step, None), np.zeros(4, np.int64))
         if part < 3:
             update_weights()
     assert lines(caplog) == []
-    step = engine.begin(rows, generation + 1, rows)
-    engine.landed(step, engine.admit(step, None, None), np.zeros(4, np.int64))
+    step = engine.begin(StepRequests(rows, generation + 1, rows))
+    engine.landed(step, engine.admit(step, None), np.zeros(4, np.int64))
     assert len(lines(caplog)) == 1, "where all is verified, it is logged too"
 
 
@@ -200,9 +200,9 @@ def test_the_causes_are_logged_once_whichever_comes_first(
     engine, generation = VerifyAll(GAMMA, fit), torch.ones(SLOTS, dtype=torch.int64)
     for number in range(LEAST_TO_STOP):
         generation += number % 8 == 0
-        step = engine.begin(rows, generation, rows)
+        step = engine.begin(StepRequests(rows, generation, rows))
         good = number % 2 if number < LEAST_TO_STOP // 2 else 0
-        engine.landed(step, engine.admit(step, None, None), np.full(4, good))
+        engine.landed(step, engine.admit(step, None), np.full(4, good))
     (line,) = lines(caplog)
     assert "switched off" in line
     assert line.endswith(CAUSES)

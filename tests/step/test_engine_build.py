@@ -18,7 +18,7 @@ pytest.importorskip("sglang")
 from sglang_dspark.serving.fallbacks import Fallback
 from sglang_dspark.step import build
 from sglang_dspark.step.build import _calibration, _collector, _lag
-from sglang_dspark.step.engine import GREEDY, SAMPLED
+from sglang_dspark.step.engine_protocol import GREEDY, SAMPLED
 
 LOGITS = (-2.0, -0.5, 0.0, 0.4, 3.0)
 WEIGHTS = b"weights of the drafter"

@@ -8,6 +8,7 @@ import torch
 
 from sglang_dspark.schedule.guard import Mode
 from sglang_dspark.step.engine import BATCH
+from sglang_dspark.step.engine_protocol import StepRequests
 from tests.step.engine_scenario import GAMMA, Request, Scenario
 
 
@@ -52,7 +53,7 @@ def test_a_step_that_a_prefill_followed_is_not_timed_but_learned() -> None:
 
 def test_a_step_without_outcome_teaches_nothing() -> None:
     world = Scenario()
-    world.engine.begin(torch.tensor([1]), world.generation, torch.tensor([10]))
+    world.engine.begin(StepRequests(torch.tensor([1]), world.generation, torch.tensor([10])))
     world.now += 1.0
     for _ in range(BATCH + 1):
         world.step([1])
@@ -83,20 +84,22 @@ def test_at_the_end_of_all_answers_a_step_whose_result_is_known_is_over(
     """One whose result has not come stays in flight, also behind one whose result has."""
     world = Scenario()
     rows, context = torch.tensor([1]), torch.tensor([10])
-    first, second = (world.engine.begin(rows, world.generation, context) for _ in range(2))
+    first, second = (
+        world.engine.begin(StepRequests(rows, world.generation, context)) for _ in range(2)
+    )
     landed = second if newest_landed else first
     world.engine.landed(landed, np.array([0]), np.array([0]))
     world.engine.processed([Request("a", [0] * 10, finished_len=10)], [0], False)
     assert second.over == newest_landed
-    world.engine.begin(rows, world.generation, context)
+    world.engine.begin(StepRequests(rows, world.generation, context))
     assert second.ended is None, "other work may have run until then"
 
 
 def test_a_step_that_is_planned_twice_before_it_starts_is_not_timed() -> None:
     world = Scenario()
     rows, context = torch.tensor([1]), torch.tensor([10])
-    dropped = world.engine.begin(rows, world.generation, context, starts=False)
-    step = world.engine.begin(rows, world.generation, context, starts=False)
+    dropped = world.engine.begin(StepRequests(rows, world.generation, context), starts=False)
+    step = world.engine.begin(StepRequests(rows, world.generation, context), starts=False)
     world.engine.start(step)
     assert (dropped.began, step.began) == (None, 0.0)
     assert dropped.ended is None

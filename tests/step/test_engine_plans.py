@@ -9,7 +9,7 @@ import torch
 from sglang_dspark.schedule.budget import Gains
 from sglang_dspark.schedule.guard import Mode
 from sglang_dspark.serving.speed_targets import SpeedTargets
-from sglang_dspark.step.engine import GREEDY
+from sglang_dspark.step.engine_protocol import GREEDY, SAMPLED, StepRequests
 from tests.step.engine_scenario import GAMMA, SLOTS, Request, Scenario
 
 
@@ -83,10 +83,11 @@ def test_sampled_and_greedy_requests_are_calibrated_apart() -> None:
     world = Scenario()
     for _ in range(30):
         slots = torch.tensor([1, 2])
-        step = world.engine.begin(slots, world.generation, torch.tensor([10, 10]))
+        step = world.engine.begin(StepRequests(slots, world.generation, torch.tensor([10, 10])))
         plan = step.plan
         logits = torch.full((2, plan.budget.depth), 2.0) if plan.speculates else None
-        lengths = world.engine.admit(step, logits, torch.tensor([True, False]))
+        step.regimes = np.array([GREEDY, SAMPLED])
+        lengths = world.engine.admit(step, logits)
         world.engine.landed(step, lengths, np.minimum(lengths, [GAMMA, 0]))
         world.now += 0.025
     greedy, sampled = world.calibration.gaps()[:, 0]
@@ -98,10 +99,10 @@ def told_apart() -> Scenario:
     world = Scenario(token=6e-3)
     for _ in range(40):
         slots = torch.tensor([1, 2])
-        step = world.engine.begin(slots, world.generation, torch.tensor([10, 10]))
+        step = world.engine.begin(StepRequests(slots, world.generation, torch.tensor([10, 10])))
         plan = step.plan
         logits = torch.full((2, plan.budget.depth), 0.5) if plan.speculates else None
-        lengths = world.engine.admit(step, logits, torch.ones(2, dtype=torch.bool))
+        lengths = world.engine.admit(step, logits)
         world.engine.landed(step, lengths, np.minimum(lengths, [0, GAMMA]))
         world.now += plan.budget.seconds
     return world
@@ -110,14 +111,18 @@ def told_apart() -> Scenario:
 def test_the_shift_of_a_request_reaches_its_admission() -> None:
     """On the host and, as lines, on a device; in the order of the batch's requests."""
     world = told_apart()
-    step = world.engine.begin(torch.tensor([2, 1]), world.generation, torch.tensor([10, 10]))
+    step = world.engine.begin(
+        StepRequests(torch.tensor([2, 1]), world.generation, torch.tensor([10, 10]))
+    )
     while not step.plan.speculates:
-        step = world.engine.begin(torch.tensor([2, 1]), world.generation, torch.tensor([10, 10]))
+        step = world.engine.begin(
+            StepRequests(torch.tensor([2, 1]), world.generation, torch.tensor([10, 10]))
+        )
     logits = torch.full((2, step.plan.budget.depth), 0.5)
-    slopes, shifts = world.engine.calibrate(step, None)
+    slopes, shifts = world.engine.calibrate(step)
     assert np.array_equal(slopes[0], slopes[1])
     assert (shifts[0] > shifts[1] + 0.2).all()
-    lengths = world.engine.admit(step, logits, None)
+    lengths = world.engine.admit(step, logits)
     assert step.confidence is not None
     said = step.confidence[:, : step.plan.budget.depth]
     assert (said[0] > said[1] + 0.05).all()
@@ -129,7 +134,9 @@ def test_a_step_has_the_context_of_all_its_requests(limits: list[int] | None) ->
     world = Scenario()
     most = None if limits is None else np.array(limits)
     lens = torch.tensor([10, 0, 30])
-    plan = world.engine.begin(torch.tensor([1, 2, 3]), world.generation, lens, limits=most).plan
+    plan = world.engine.begin(
+        StepRequests(torch.tensor([1, 2, 3]), world.generation, lens, limits=most)
+    ).plan
     assert plan.context == 40
 
 
@@ -156,11 +163,11 @@ def test_a_fairness_floor_gives_every_request_drafts() -> None:
     for world in (fair, free):
         for _ in range(6):
             slots = torch.tensor([1, 2])
-            step = world.engine.begin(slots, world.generation, torch.tensor([10, 10]))
+            step = world.engine.begin(StepRequests(slots, world.generation, torch.tensor([10, 10])))
             plan = step.plan
             assert plan.speculates
             logits = torch.tensor([[4.0], [-4.0]]).repeat(1, plan.budget.depth)
-            lengths = world.engine.admit(step, logits, torch.ones(2, dtype=torch.bool))
+            lengths = world.engine.admit(step, logits)
             world.engine.landed(step, lengths, np.minimum(lengths, [GAMMA, 0]))
             world.now += plan.budget.seconds
         assert (lengths[1] > 0) == (world is fair)

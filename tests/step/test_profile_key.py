@@ -16,8 +16,10 @@ from sglang_dspark.step import build
 
 def key_of(monkeypatch: pytest.MonkeyPatch, **changed: Any) -> ProfileKey:
     """The key of a small server; changed: of its model's configuration, or `cache`."""
+    from sglang.srt import runtime_context
+
     parallel = SimpleNamespace(tp_size=1, dp_size=1, moe_ep_size=1)
-    monkeypatch.setattr(build.upstream, "get_parallel", lambda: parallel, raising=False)
+    monkeypatch.setattr(runtime_context, "get_parallel", lambda: parallel)
     config = {"model_path": "target", "quantization": None, "model_override_args": {}} | changed
     cache = config.pop("cache", torch.float32)
     target = SimpleNamespace(

@@ -10,7 +10,7 @@ import torch
 
 pytest.importorskip("sglang")
 
-from sglang_dspark.step.commit import result_of
+from sglang_dspark.step.decode import result_of
 from sglang_dspark.step.verify import VerifyOutput
 
 

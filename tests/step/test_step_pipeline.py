@@ -12,9 +12,10 @@ from sglang_dspark.schedule.budget import Counts, Gains
 from sglang_dspark.schedule.cost_model import Step as Timed
 from sglang_dspark.schedule.guarded import SearchPlanner
 from sglang_dspark.schedule.plan import PlannerConfig
+from sglang_dspark.serving.speed_targets import SpeedTargets
 from sglang_dspark.step.drafter_fit import DrafterFit
 from sglang_dspark.step.engine import BATCH, ScheduleEngine, confidence_by
-from sglang_dspark.step.engine_protocol import Step
+from sglang_dspark.step.engine_protocol import Step, StepRequests
 from tests.step.engine_scenario import GAMMA, SLOTS, Scenario, looked_at
 
 
@@ -26,18 +27,18 @@ class Overlapped(Scenario):
         config = PlannerConfig(lag=2, guard=self.planner.config.guard)
         self.planner = SearchPlanner(GAMMA, SLOTS, self.planner.costs, config)
         metrics = self.engine.metrics
-        clock, fit = self.engine._clock, DrafterFit(looked_at())
-        self.engine = ScheduleEngine(self.planner, self.calibration, metrics, clock, fit)
+        clock, fit, speeds = self.engine._clock, DrafterFit(looked_at()), SpeedTargets(SLOTS)
+        self.engine = ScheduleEngine(self.planner, self.calibration, metrics, clock, fit, speeds)
         self.flying: deque[tuple[Step, Counts]] = deque()
 
     def launch(self, rows: list[int], seconds: float | None = None) -> Step:
         """Plan a step, launch it behind the one that computes, then hand out that one's result."""
         slots = torch.tensor(rows)
         contexts = torch.full((len(rows),), 10)
-        step = self.engine.begin(slots, self.generation, contexts, starts=False)
+        step = self.engine.begin(StepRequests(slots, self.generation, contexts), starts=False)
         self.engine.start(step)
         if step.plan.speculates:
-            self.engine.calibrate(step, None)
+            self.engine.calibrate(step)
             step.arriving = torch.full((len(rows), GAMMA), 2.0)
         self.now += step.plan.budget.seconds if seconds is None else seconds
         lengths = np.minimum(step.plan.limits, step.plan.budget.drafts // len(rows))
@@ -62,10 +63,10 @@ def test_what_has_not_landed_is_not_known() -> None:
     world = Overlapped()
     for _ in range(2):
         slots, contexts = torch.tensor([1]), torch.tensor([10])
-        step = world.engine.begin(slots, world.generation, contexts, starts=False)
+        step = world.engine.begin(StepRequests(slots, world.generation, contexts), starts=False)
         world.engine.start(step)
     for _ in range(5):
-        step = world.engine.begin(slots, world.generation, contexts, starts=False)
+        step = world.engine.begin(StepRequests(slots, world.generation, contexts), starts=False)
         world.engine.start(step)
         assert step.plan.known == 0
     assert world.planner.costs.steps == 0

@@ -11,7 +11,8 @@ from torch import Tensor
 
 pytest.importorskip("sglang")
 
-from sglang_dspark.step.plan import greedy_requests, plan_ahead
+from sglang_dspark.step.engine_protocol import GREEDY, SAMPLED, StepRequests
+from sglang_dspark.step.plan import admit, plan_ahead, regimes_of
 from sglang_dspark.step.ranks import Ranks
 from tests.step.engine_scenario import GAMMA, Scenario
 
@@ -63,7 +64,23 @@ def test_a_plan_counts_the_tokens_of_all_requests(lens: Tensor | None, context: 
 
 @pytest.mark.parametrize("top_k", [(1, ALL, 5), (ALL, 2, 1), (ALL, ALL, ALL)])
 def test_each_request_is_greedy_by_its_own_top_k(top_k: tuple[int, ...]) -> None:
-    found = greedy_requests(batch(None, top_k))
+    found = regimes_of(batch(None, top_k))
     assert found is not None
-    assert found.tolist() == [each == 1 for each in top_k]
-    assert greedy_requests(batch(None)) is None
+    assert found.tolist() == [GREEDY if each == 1 else SAMPLED for each in top_k]
+    assert regimes_of(batch(None)) is None
+
+
+def test_a_device_admits_by_the_regimes_of_the_requests() -> None:
+    world, seen = Scenario(), []
+    rows, lens = torch.tensor([5, 2, 7]), torch.tensor([10, 1, 30])
+    step = world.engine.begin(StepRequests(rows, world.generation, lens))
+
+    def admits(engine: Any, step: Any, logits: Any) -> Tensor:
+        seen.append(step.regimes.tolist())
+        return torch.arange(4, dtype=torch.int32)
+
+    state: Any = SimpleNamespace(
+        ranks=Ranks(), engine=world.engine, device=SimpleNamespace(admit=admits)
+    )
+    assert admit(state, step, batch(None, (1, ALL, 5)), None).tolist() == [0, 1, 2, 3]
+    assert seen == [[GREEDY, SAMPLED, SAMPLED]]

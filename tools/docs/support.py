@@ -39,8 +39,10 @@ drafter, device and features have been shown.
 | Gemma 1 and 2, Baichuan, others of two values a layer | refused by name: not compared | refused |
 | Gemma 3 with images | refused: SGLang's features are incomplete | refused |
 | latent attention (MLA) | refused | unscheduled |
-| recurrent state (Mamba, GDN) | refused | unscheduled |
-| positions of three parts (mRoPE: Qwen2.5-VL, Qwen3-VL) | refused | unscheduled |
+| Qwen3.5, text alone (gated delta rule layers, GDN) | served with random weights | rehearsed |
+| Qwen3-Next (GDN, experts) | untried | untried |
+| other recurrent states (Mamba, KDA, Lightning) | refused | unscheduled |
+| positions of three parts (mRoPE: Qwen2.5-VL, Qwen3-VL) | untried | untried |
 | attention of its own (MiniMax-M3, Dots 3) | untried | unscheduled |
 | no LM head in SGLang's class (Cohere) | refused | refused |
 | DeepSeek-V4 with its own drafter | impossible: CUDA only | rehearsed ([in part](drafters.md)) |

@@ -1,33 +1,35 @@
 """Apply the accept rules over packed rows (paper, 3.1), with plain decoding's distribution.
 
-Upstream's rules (kernels/ops/speculative/dspark/dspark_accept.py, 0.5.23) run over windows of
-gamma + 1 even for rows that were not verified, and cut afterwards. Here a request's last verified
-row gives the bonus token directly from the target's distribution. So rows that were not verified
-and drafts that were not made are never read.
+Upstream's rules (kernels/ops/speculative/dspark/dspark_accept.py) run over windows of gamma + 1 and
+cut afterwards. Here rows that were not verified and drafts that were not made are never read.
 
 The distribution replaces `build_speculative_verify_target_probs`
 (sglang/srt/speculative/dflash_utils.py), which ignores min-p and normalises between top-k and
-top-p. With both set its tokens differ from those of plain decoding's sampler
-(srt/layers/sampler.py, `top_k_top_p_min_p_sampling_from_probs_torch`).
+top-p, unlike plain decoding's sampler (srt/layers/sampler.py,
+`top_k_top_p_min_p_sampling_from_probs_torch`).
 
 A row of invalid logits gets token 0 and a line in the log. It occurs where a grammar and
 `min_new_tokens` together mask every token, or where a model overflows. Softmax makes such a row
-NaN, and drawing from it raises in the scheduler, which ends the server. Greedy decoding returns
-token 0 for a completely masked row, so this does too: a grammar then refuses it, and ends only
-that request (patches/upstream_fixes/grammar_errors.py).
+NaN, and drawing from it raises, which ends the server. Greedy decoding too returns token 0 for a
+completely masked row: a grammar then refuses it, and ends only that request
+(patches/upstream_fixes/grammar_errors.py).
+
+Sampled chains of EAGLE and DFLASH, for which SGLang has Triton and CUDA operators, follow the same
+rules: `eagle_sample` (sglang/srt/speculative/eagle_utils.py) and
+sglang/kernels/ops/speculative/verify_sampling.py.
 """
 
 from __future__ import annotations
 
 import logging
-from functools import cache, lru_cache, partial
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from sglang_dspark.backends.cpu.greedy_ops import accept_greedy, committed
+from sglang_dspark.backends.cpu.greedy_ops import accept_greedy
 from sglang_dspark.backends.cpu.jit import kernel
 from sglang_dspark.backends.cpu.seeded_ops import choose
 from sglang_dspark.serving import upstream
@@ -39,7 +41,7 @@ from sglang_dspark.verify.acceptance import Acceptance
 from sglang_dspark.verify.block import accept_block
 from sglang_dspark.verify.rejection import accept_sampled
 
-Outcome = tuple[Tensor, Tensor]  # accepted drafts [R] int32, next token [R] int64
+logger = logging.getLogger(__name__)
 
 
 def accept(
@@ -51,7 +53,7 @@ def accept(
     sampling_info: Any,
     anchors: Tensor,
     seeds: Seeds | None = None,
-) -> Outcome:
+) -> tuple[Tensor, Tensor]:
     """Accept drafts: number [R] int32 and next token [R] int64 of each request.
 
     window: [R, gamma + 1] int64, anchor and drafts. lens, starts: [R] int64, tokens verified and
@@ -74,44 +76,9 @@ def accept(
     return outcome.accepted.to(torch.int32), outcome.bonus
 
 
-def accept_rows(
-    ids: Tensor,
-    lens: Tensor,
-    starts: Tensor,
-    logits: Tensor,
-    draft_block: Any,
-    sampling_info: Any,
-    prefix: Tensor,
-    seeds: Seeds | None,
-    tp_sync: Any,
-) -> Any:
-    """Return `accept` as upstream's `AcceptOuts`; ids: [R, gamma + 1], prefix: [R] tokens before.
-
-    tp_sync: upstream's, which sends rank 0's outcome to all ranks.
-    """
-    outcome = accept(ids, lens, starts, logits, draft_block, sampling_info, prefix, seeds)
-    accepted, bonus = (agreed(each, tp_sync) for each in outcome)
-    commit, new_lens, tokens = committed(draft_block.draft_tokens, accepted, bonus, prefix)
-    return upstream.AcceptOuts(
-        correct_len=accepted,
-        bonus=bonus,
-        cap_trim_lens=_no_trim(len(lens)),
-        commit_lens=commit,
-        new_seq_lens=new_lens,
-        out_tokens=tokens,
-    )
-
-
-def agreed(outcome: Tensor, tp_sync: Any) -> Tensor:
+def agreed(outcome: Tensor, tp_sync: Any) -> Any:
     """Broadcast rank 0's outcome in place: each rank draws its own random numbers."""
-    outcome_of_rank_0: Tensor = tp_sync.sync(upstream.SpecTpSyncSite.DSPARK_ACCEPT_SAMPLE, outcome)
-    return outcome_of_rank_0
-
-
-@lru_cache(maxsize=512)
-def _no_trim(requests: int) -> Tensor:
-    """Return zeros, shared and read-only: no admitted draft is dropped afterwards."""
-    return torch.zeros(requests, dtype=torch.int32)
+    return tp_sync.sync(upstream.SpecTpSyncSite.DSPARK_ACCEPT_SAMPLE, outcome)
 
 
 def _target_probs(lens: Tensor, starts: Tensor, logits: Tensor, sampling_info: Any) -> Tensor:
@@ -127,9 +94,8 @@ def _target_probs(lens: Tensor, starts: Tensor, logits: Tensor, sampling_info: A
 @cache
 def sampled_rule() -> Rule:
     """Return the accept rule of sampled requests without a seed (`verify.rule`)."""
-    if current_config().verify.rule == "token":
-        return accept_sampled
-    return partial(accept_block, walked=walk)
+    by_token = current_config().verify.rule == "token"
+    return accept_sampled if by_token else partial(accept_block, walked=walk)
 
 
 def sampling_probs(logits: Tensor, sampling_info: Any, rows: int | Tensor) -> Tensor:
@@ -166,10 +132,7 @@ def build_target_probs(
     The last three arguments are hints for upstream's sort; they are ignored.
     """
     probs = sampling_probs(next_token_logits, sampling_info, draft_token_num)
-    return probs.view(bs, draft_token_num, -1).to(torch.float32).contiguous()
-
-
-logger = logging.getLogger(__name__)
+    return probs.view(bs, draft_token_num, -1)
 
 
 def replace_nan_rows(probs: Tensor) -> Tensor:
@@ -189,6 +152,76 @@ def _warn_of_nan() -> None:
         "sglang-dspark: logits of a request are no distribution (NaN, or every token is masked); "
         "token 0 is taken, here and wherever it happens again"
     )
+
+
+def sample_windows(
+    verify_input: Any, sampling_info: Any, logits: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Verify EAGLE's sampled chains of n nodes, an anchor first, by plain decoding's distribution.
+
+    verify_input: upstream's `EagleVerifyInput`. logits: [R * n, V], with all adjustments.
+    Returns tokens by flat node number [R * n], tokens that a request gains [R], and flat numbers of
+    the accepted nodes [R, n], -1 after them; all int32.
+    """
+    n = verify_input.draft_token_num
+    window = verify_input.draft_token.view(-1, n).to(torch.int64)
+    rows, nodes = len(window), verify_input.retrieve_index.to(torch.int64)
+    probs = sampling_probs(logits, sampling_info, n).view(rows, n, -1)
+    predicts = torch.zeros(rows * n, dtype=torch.int32)
+    index = torch.full((rows, n), -1, dtype=torch.int32)
+    proposed = None  # drafts are the draft model's likeliest tokens
+    if upstream.get_spec().speculative_use_rejection_sampling:
+        proposed = verify_input.draft_probs[:, : n - 1]
+    accepted = _accept_chains(window, nodes, proposed, probs, predicts, index)
+    return predicts, accepted.to(torch.int32) + 1, index
+
+
+def chain_speculative_sampling_target_only(
+    predicts: Tensor,
+    accept_index: Tensor,
+    accept_token_num: Tensor,
+    candidates: Tensor,
+    retrive_index: Tensor,
+    retrive_next_token: Tensor,
+    retrive_next_sibling: Tensor,
+    uniform_samples: Tensor,
+    uniform_samples_for_final_sampling: Tensor,
+    target_probs: Tensor,
+    draft_probs: Tensor,
+    threshold_single: float = 1.0,
+    threshold_acc: float = 1.0,
+    deterministic: bool = True,
+) -> None:
+    """Replace upstream's `tree_speculative_sampling_target_only` for DFLASH's greedy chains.
+
+    Writes predicts [R * n], accept_index [R, n] and accept_token_num [R]. candidates,
+    retrive_index: [R, n]; target_probs: [R, n, V]. Others are not read: a chain's links are known,
+    and upstream's float32 uniforms would accept a draft of any probability once in 2^24.
+    """
+    nodes = retrive_index.to(torch.int64)
+    accepted = _accept_chains(candidates, nodes, None, target_probs, predicts, accept_index)
+    accept_token_num.copy_(accepted)
+
+
+def _accept_chains(
+    window: Tensor,
+    nodes: Tensor,
+    proposed: Tensor | None,
+    probs: Tensor,
+    predicts: Tensor,
+    index: Tensor,
+) -> Tensor:
+    """Accept drafts, [R] int64; write the accepted nodes to index [R, n], their tokens to predicts.
+
+    proposed: [R, n - 1, V], the drafts' distributions; None: they are the likeliest tokens.
+    """
+    rows, n = window.shape
+    drafts, coins = window[:, 1:], torch.rand(rows, n, dtype=torch.float64)
+    outcome = accept_sampled(drafts, proposed, probs, coins[:, 1:], coins[:, 0])
+    kept = torch.arange(n) <= outcome.accepted[:, None]  # [R, n], the anchor included
+    index.copy_(torch.where(kept, nodes, -1))
+    predicts[nodes[kept]] = outcome.tokens(drafts)[kept].to(predicts.dtype)
+    return outcome.accepted
 
 
 _LANES = 256  # concurrent sums: enough for a loop over them to use vector registers
@@ -243,13 +276,6 @@ def walk(
     """
     accepted = torch.empty(len(draft), dtype=torch.int64)
     chances = torch.empty(len(draft), dtype=torch.float64)
-    _walk(
-        draft.contiguous().numpy(),
-        draft_probs.contiguous().numpy(),
-        target_probs.contiguous().numpy(),
-        uniforms.contiguous().numpy(),
-        limits.contiguous().numpy(),
-        accepted.numpy(),
-        chances.numpy(),
-    )
+    given = draft, draft_probs, target_probs, uniforms, limits, accepted, chances
+    _walk(*(each.contiguous().numpy() for each in given))
     return accepted, chances

@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 
 from sglang_dspark.backends.cpu import linear, packed_weights
@@ -22,17 +21,17 @@ from sglang_dspark.backends.cpu.device import HostDevice
 from sglang_dspark.backends.cpu.linear import REVISION
 from sglang_dspark.backends.cpu.ragged_layout import layout_of, packed_window, rows_in
 from sglang_dspark.backends.cpu.threads import chosen_threads
-from sglang_dspark.backends.cpu.verify_forward import VerifyRows, verify_forward
+from sglang_dspark.backends.cpu.verify_forward import verify_forward
 from sglang_dspark.common.machine import cpu_description
 from sglang_dspark.schedule.cost_table import ProfileKey
 from sglang_dspark.schedule.first_drafts import FirstDrafts
-from sglang_dspark.serving import mode, startup, upstream
+from sglang_dspark.serving import mode, profile, startup, upstream
 from sglang_dspark.serving.config import current_config
 from sglang_dspark.serving.profile_passes import DummyBatches, made_up_tokens, ragged_forward
 from sglang_dspark.step.build import build, obstacle, profile_key, refuse_broken
 from sglang_dspark.step.drafter_fit import DrafterFit
 from sglang_dspark.step.engine_protocol import Engine, VerifyAll
-from sglang_dspark.step.ranks import Follower, engine_for, ranks_of
+from sglang_dspark.step.ranks import engine_for, ranks_of
 from sglang_dspark.step.state import StepState
 from sglang_dspark.step.timing import HostClock
 
@@ -45,29 +44,23 @@ def attach(worker: Any) -> StepState:
     reason = _unserved(worker)
     if reason is not None:
         startup.stop(f"DSPARK cannot serve this on a CPU: {reason}")
-    read = _seconds()
-    clock, ranks = HostClock(read), ranks_of(worker)
-    device = HostDevice(worker)
-    if mode.host_verifies_all():
+    read, ranks, device = _seconds(), ranks_of(worker), HostDevice(worker)
+
+    def built(passes: profile.Passes) -> Engine:
+        if not mode.host_verifies_all():
+            return build(worker, passes, HostClock(read), _key(worker))
         logger.info("sglang-dspark: mode static (%s)", mode.choice().reason)
-        # Ranks follow one plan here too: a draft that fails on one of them fails the server.
         slots = int(worker.model_runner.req_to_token_pool.req_to_token.shape[0])
-        engine: Engine = VerifyAll(int(worker.gamma), DrafterFit(FirstDrafts(slots)))
-        if ranks.agreement is not None and not ranks.leads:
-            engine = Follower(ranks.agreement)
-    else:
-        key = _key(worker)
-        engine = engine_for(
-            ranks,
-            Passes(worker, device, read),
-            lambda passes: build(worker, passes, clock, key),
-        )
-    return StepState(worker, engine, device, ranks)
+        return VerifyAll(int(worker.gamma), DrafterFit(FirstDrafts(slots)))
+
+    # Ranks follow one plan in every mode: a draft that fails on one of them fails the server.
+    return StepState(worker, engine_for(ranks, Passes(worker, device, read), built), device, ranks)
 
 
 def _unserved(worker: Any) -> str | None:
     """Return the reason why our step cannot serve this worker, with a remedy; None if it can."""
     backend = worker.model_runner.attn_backend
+    backend = getattr(backend, "full_attn_backend", backend)  # beside recurrent layers
     if not isinstance(backend, DsparkCpuAttnBackend):
         name = type(backend).__name__
         return f"{name} has no windows of different lengths; remove --attention-backend"
@@ -87,20 +80,16 @@ def _seconds() -> Callable[[], float]:
 
 
 def _key(worker: Any) -> ProfileKey:
-    return profile_key(
-        worker,
-        device=f"{cpu_description()}; {chosen_threads()} compute threads",
-        backend=_backend(worker.target_worker.model_runner.model, worker.draft_model),
-    )
-
-
-def _backend(*models: Any) -> str:
-    """Describe the code that runs the passes of target and draft, and their weight formats."""
+    """Describe the processor, the code that runs the passes, and the models' weight formats."""
+    models = worker.target_worker.model_runner.model, worker.draft_model
     forms = [packed_weights.form_in(each) for each in models]
     kept = "/".join(f"{form.name} x {linear.activations_for(form)}" for form in forms)
     products = "our products" if current_config().cpu.matrix_kernel else "BLAS"
-    kernels = f"kernels {REVISION}, {products}"
-    return f"eager, compact, context in batches, {kernels}, weights {kept}"
+    return profile_key(
+        worker,
+        f"{cpu_description()}; {chosen_threads()} compute threads",
+        f"eager, compact, context in batches, kernels {REVISION}, {products}, weights {kept}",
+    )
 
 
 class Passes:
@@ -139,20 +128,18 @@ class Passes:
             return self._clock() - began
 
     def _verify(self, batch: Any, drafts: Sequence[int]) -> None:
-        layout = layout_of(np.asarray(drafts, np.int64))
+        layout = layout_of(tuple(drafts))
         rows = rows_in(layout, self.gamma + 1)
         tokens = made_up_tokens(self._worker, len(drafts), self.gamma + 1)
-        window = packed_window(rows, tokens[:, :1], tokens[:, 1:], batch.window)
-        slots, positions = window.verify_cache_loc, window.positions
-        packed = VerifyRows(window.verify_ids, positions, slots, layout)
+        window = packed_window(rows, tokens, batch.window)
         output = verify_forward(
-            self._worker, batch, packed,
-            lambda: ragged_forward(self._worker, batch, layout, window),
+            self._worker, batch, layout, window,
+            runner_forward=lambda: ragged_forward(self._worker, batch, layout, window),
         )  # fmt: skip
         kept, one = rows.starts, torch.ones(len(drafts), dtype=torch.int64)
         self._device.write_context(
             Committed(
-                batch.req_pool_indices, one, window.verify_ids[kept], positions[kept],
-                slots[kept], output.hidden_states[kept],
+                batch.req_pool_indices, one, window.verify_ids[kept], window.positions[kept],
+                window.verify_cache_loc[kept], output.hidden_states[kept],
             )
         )  # fmt: skip

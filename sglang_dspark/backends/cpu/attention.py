@@ -48,7 +48,6 @@ class DsparkCpuAttnBackend(upstream.AttentionBackend):
 
     def __init__(self, runner: Any):
         super().__init__()
-        self.device = runner.device
         self.req_to_token_pool = runner.req_to_token_pool
         self.token_to_kv_pool = runner.token_to_kv_pool
         _require_served(runner)
@@ -56,13 +55,10 @@ class DsparkCpuAttnBackend(upstream.AttentionBackend):
         self.in_place = supported("attention over float32 caches in place", require_library)
         # The kernel may write K and V itself only where the pool adds nothing to a plain row.
         self.writes_in_place = self.in_place and supported(
-            "keys and values written where they are attended to", lambda: _require_plain_pool(pool)
+            "keys and values written where they are attended to", lambda: require_plain_pool(pool)
         )
         self.threads = pool_threads(chosen_threads())
         self.plan: AttentionPlan | None = None
-
-    def support_triton(self) -> bool:
-        return False
 
     def init_forward_metadata(self, forward_batch: Any) -> None:
         self.plan = plan_of_batch(forward_batch, self.req_to_token_pool.req_to_token)
@@ -122,11 +118,11 @@ def _require_served(runner: Any) -> None:
         )
 
 
-def _require_plain_pool(pool: Any) -> None:
+def require_plain_pool(pool: Any) -> None:
     """Raise UnsupportedError for a pool that does more than copy a float32 row."""
-    require_class("the cache", pool, upstream.MHATokenToKVPool)
-    require(pool.store_dtype == torch.float32, f"the cache is {pool.store_dtype}")
-    require(pool.kv_cache_layout == "nhd", f"the cache is laid out as {pool.kv_cache_layout}")
+    require_class("its cache", pool, upstream.MHATokenToKVPool)
+    require(pool.store_dtype == torch.float32, f"its cache is {pool.store_dtype}")
+    require(pool.kv_cache_layout == "nhd", f"its cache is laid out as {pool.kv_cache_layout}")
 
 
 def _require_plain(layer: Any, extra: dict[str, Any]) -> None:
@@ -151,10 +147,7 @@ class DsparkCpuDraftStepBackend(DsparkCpuAttnBackend):
 class DsparkCpuMultiStepDraftBackend:
     """`attn_backends[s]` serves step s; the last of `speculative_num_steps` needs no pass."""
 
-    def __init__(self, runner: Any, topk: int, speculative_num_steps: int):
-        assert topk == 1, "patches/cpu/arguments.py refuses wider trees"
-        self.topk = topk
-        self.speculative_num_steps = speculative_num_steps
+    def __init__(self, runner: Any, speculative_num_steps: int):
         self.attn_backends = [
             DsparkCpuDraftStepBackend(runner) for _ in range(speculative_num_steps - 1)
         ]

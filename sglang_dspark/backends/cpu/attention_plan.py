@@ -12,7 +12,7 @@ that begins where the window does, so the ordinary kernels read fewer slots.
 from __future__ import annotations
 
 import ctypes
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -49,23 +49,14 @@ class AttentionPlan:
 
     table: NDArray[np.int32]
     requests: Index
-    _masks: dict[tuple[int, bool, int, torch.dtype], Tensor | None] = field(
-        default_factory=dict, repr=False, compare=False
-    )
 
     def __post_init__(self) -> None:
-        if self.requests.ndim != 2 or self.requests.shape[1] != 4:
-            raise ValueError(f"requests must be [R, 4], not {self.requests.shape}")
         queries, cached = self.requests[:, QUERIES], self.requests[:, CACHED]
-        if bool((queries > cached).any()):
+        columns = self.table.shape[1]
+        if bool((queries > cached).any() or (cached > columns).any()):
             raise ValueError(
-                f"query lengths {queries.tolist()} exceed the cached lengths {cached.tolist()}; a "
-                "pass writes its own tokens to the cache first"
-            )
-        if cached.size and int(cached.max()) > self.table.shape[1]:
-            raise ValueError(
-                f"{int(cached.max())} cached tokens do not fit a table of {self.table.shape[1]} "
-                "columns"
+                f"{queries.tolist()} queries, {cached.tolist()} cached tokens (queries included) "
+                f"and a table of {columns} columns do not fit"
             )
 
     @cached_property
@@ -80,18 +71,9 @@ class AttentionPlan:
 
     @cached_property
     def addresses(self) -> PlanAddresses:
-        """Return the plan for the kernel, valid while the plan exists.
-
-        Raises TypeError for arrays of other types or strides."""
-        for array, dtype in ((self.table, np.int32), (self.requests, np.int64)):
-            if array.dtype != dtype or not array.flags.c_contiguous:
-                raise TypeError(f"a plan of {array.dtype}, which is not contiguous {dtype}")
-        return PlanAddresses(
-            self.table.ctypes.data,
-            self.table.shape[1],
-            self.requests.ctypes.data,
-            len(self.requests),
-        )
+        """Return the plan for the kernel, valid while the plan exists."""
+        table, requests = self.table, self.requests
+        return PlanAddresses(table.ctypes.data, table.shape[1], requests.ctypes.data, len(requests))
 
     @cached_property
     def slots(self) -> list[Tensor | slice]:
@@ -101,19 +83,16 @@ class AttentionPlan:
             for row, cached in self.requests[:, [ROW, CACHED]].tolist()
         ]
 
-    def mask(self, r: int, causal: bool, window: int, dtype: torch.dtype) -> Tensor | None:
-        """Build the mask [queries, cached] of request r: 0 for visible positions, else -inf.
+    @cached_property
+    def _masks(self) -> dict[tuple[int, bool, int, torch.dtype], Tensor | None]:
+        return {}
 
-        None where every query sees all positions. window: as in `visibility`.
-        """
+    def mask(self, r: int, causal: bool, window: int, dtype: torch.dtype) -> Tensor | None:
+        """Return the mask [queries, cached] of request r, as `_mask` builds it, for all layers."""
         key = (r, causal, window, dtype)
         if key not in self._masks:
-            queries, cached = int(self.requests[r, QUERIES]), int(self.requests[r, CACHED])
-            seen = visibility(queries, cached, causal, window)
-            self._masks[key] = None
-            if seen is not None:
-                zeros = torch.zeros(queries, cached, dtype=dtype)
-                self._masks[key] = zeros.masked_fill_(~seen, float("-inf"))
+            queries, cached = self.requests[r, [QUERIES, CACHED]].tolist()
+            self._masks[key] = _mask(queries, cached, causal, window, dtype)
         return self._masks[key]
 
 
@@ -158,21 +137,19 @@ def consecutive(slots: Tensor) -> Tensor | slice:
     return slots
 
 
-def visibility(count: int, total: int, causal: bool, window: int) -> Tensor | None:
-    """Mark the positions that the last `count` of `total` see: [count, total] bool, None for all.
+def _mask(count: int, total: int, causal: bool, window: int, dtype: torch.dtype) -> Tensor | None:
+    """Mask the positions that the last `count` of `total` do not see by -inf: [count, total].
 
-    window: number of earlier positions that a query sees; negative for all.
+    None if they see all. window: number of earlier positions that a query sees; negative for all.
     """
     if window < 0 and (not causal or count == 1):
         return None
     key = torch.arange(total)[None, :]
     query = torch.arange(total - count, total)[:, None]
-    seen = torch.ones(count, total, dtype=torch.bool)
-    if causal:
-        seen &= key <= query
+    hidden = key > query if causal else torch.zeros(count, total, dtype=torch.bool)
     if window >= 0:
-        seen &= key >= query - window
-    return seen
+        hidden |= key < query - window
+    return torch.zeros(count, total, dtype=dtype).masked_fill_(hidden, float("-inf"))
 
 
 def narrowed(plan: AttentionPlan, window: int) -> AttentionPlan:
@@ -190,4 +167,4 @@ def narrowed(plan: AttentionPlan, window: int) -> AttentionPlan:
     table = plan.table[requests[:, ROW, None], columns]
     moved = requests.copy()
     moved[:, ROW], moved[:, CACHED] = np.arange(len(requests)), seen
-    return replace(plan, table=table, requests=moved, _masks={})
+    return AttentionPlan(table, moved)

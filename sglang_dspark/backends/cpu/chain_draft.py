@@ -1,7 +1,11 @@
-"""Draft with a one-layer drafter that runs once a token, and keep its context.
+"""Serve a one-layer drafter that runs once a token (Eagle3, MTP) by SGLang's DSPARK worker.
+
+SGLang serves it as EAGLE3 or EAGLE, which verify every draft. Here families/chain computes it, so
+that our step drafts to any depth and schedules verification. For its entry in SGLang's model
+registry, and for the options that SGLang's DSPARK expects in config.json and such a drafter does
+not have, see patches/cpu/chain_drafters.py.
 
 Eagle3 reads features of the target's layers, MTP its last hidden state; both are called features
-here. An entry of the context is the pair (token at j, the target's features at j - 1); it has the
 here. An entry of the context is the pair (token at j, the target's features at j - 1); it has the
 position and the cache slot of j - 1 (families/chain/model.py). So a request whose anchor is at p
 has entries for the slots of 0 .. p - 2, and its features of p - 1 wait for the next draft. The last
@@ -11,19 +15,105 @@ there: acceptance drops a little and the output is unchanged.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from sglang_dspark.backends.cpu.chain_model import ChainModel
+from sglang_dspark.backends.cpu import linear, packed_weights
 from sglang_dspark.backends.cpu.context_kv import Committed
-from sglang_dspark.backends.cpu.draft import drawn_by, greedy_params, widened
+from sglang_dspark.backends.cpu.draft import draft_params, drawn_by, widened
 from sglang_dspark.backends.cpu.reduced_head import block_uniforms
+from sglang_dspark.backends.cpu.weight_formats import PANEL, dense, is_packed, look_up
 from sglang_dspark.drafter.draft_confidence import draft_confidence
-from sglang_dspark.families.chain.model import Attend, ChainDrafter
+from sglang_dspark.drafter.weight_files import bare_name
+from sglang_dspark.families.chain.model import Attend, ChainDrafter, WeightOps, multiply
+from sglang_dspark.families.chain.served import EAGLE3, MTP
+from sglang_dspark.families.eagle3.checkpoint import eagle3_of, eagle3_tensors
+from sglang_dspark.families.eagle3.model import Eagle3Config, named_layers
+from sglang_dspark.families.mtp.checkpoint import mtp_of, mtp_tensors
+from sglang_dspark.families.mtp.model import MTPConfig
 from sglang_dspark.serving import mode, upstream
 from sglang_dspark.step.seeds import Seeds, draft_result
+
+_UNNAMED = (0, 1, 2)  # three layers; the target defines which (patches/cpu/chain_drafters.py)
+
+
+def _eagle3_config(raw: Mapping[str, Any]) -> Eagle3Config:
+    return Eagle3Config.from_json(raw, named_layers(raw) or _UNNAMED)
+
+
+# By architecture: config of config.json, drafter of config and tensors, tensors of a drafter.
+_KINDS: dict[str, tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any]]] = {
+    EAGLE3: (_eagle3_config, eagle3_of, eagle3_tensors),
+    MTP: (MTPConfig.from_json, mtp_of, mtp_tensors),
+}
+
+
+def _multiply(x: Tensor, weight: Tensor) -> Tensor:
+    """Multiply by our kernel; by torch, in the weight's type, if the kernel cannot read it."""
+    return (linear.product if linear.kernel_of(weight) is not None else multiply)(x, weight)
+
+
+_OPS = WeightOps(packed_weights.take_draft_rows, look_up, _multiply)
+
+
+class ChainModel(nn.Module):
+    """Draft model of a chain drafter's architecture, with the attributes that the worker reads.
+
+    context: its keys and values, once there is a cache. num_stages: layers of that cache.
+    """
+
+    sample_from_anchor = True
+    confidence_head = None
+    markov_head = None
+    num_stages = 1
+    supports_pre_gather_target_hidden_projection = False
+    logits_mup_width_multiplier: float | None = None
+
+    def __init__(self, config: Any, quant_config: Any = None, prefix: str = ""):
+        """Read `config`, the checkpoint's as Transformers parses it."""
+        super().__init__()
+        read, self._made, self._tensors = _KINDS[config.architectures[0]]
+        self.config = read(config.to_dict())
+        self.drafter: ChainDrafter | None = None
+        self.context: ChainContext | None = None
+        self._shared: tuple[Any, Any] | None = None  # the target's embedding and LM head
+
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        """Read a checkpoint's tensors, or a part of them when a running server is updated."""
+        held = {} if self.drafter is None else self._tensors(self.drafter)
+        tensors = {name: dense(each) if is_packed(each) else each for name, each in held.items()}
+        tensors |= {bare_name(name): tensor for name, tensor in weights}
+        self.drafter = self._made(self.config, tensors).float().requires_grad_(False)
+        packed_weights.pack_chain(self.drafter)
+        self.drafter.ops = _OPS
+        self.attach_again()
+
+    def attach_shared_modules(self, *, embed_tokens: Any, lm_head: Any) -> None:
+        """Share the target's embedding and LM head."""
+        self._shared = (embed_tokens, lm_head)
+        self.attach_again()
+
+    def attach_again(self) -> None:
+        """Copy the target's present LM head rows for the drafter."""
+        if self.drafter is None or self._shared is None:
+            return
+        # Without most of SGLang's padding, but int8 rows are read in whole panels.
+        rows = -(-self.config.vocab_size // PANEL) * PANEL
+        self.drafter.attach(*(each.weight[:rows] for each in self._shared))
+
+    def write_target_hidden_kv(
+        self, *, target_hidden: Tensor, positions: Tensor, cache_loc: Tensor, **unused: Any
+    ) -> None:
+        """Write features [n, m*d] of a prefill's tokens at `positions` [n] to its context.
+
+        unused: the pool, which the context already has, and windows, which only decode steps have.
+        """
+        assert self.context is not None, "the context is attached before the first request"
+        with torch.inference_mode():
+            self.context.prefill(target_hidden, positions.long(), cache_loc.long())
 
 
 class ChainContext:
@@ -62,14 +152,15 @@ class ChainContext:
         pairs = inner.nonzero().flatten()
         self._write(tokens[pairs + 1], features[pairs], positions[pairs], slots[pairs])
         goes_on = self._ends[rows] == positions[first]  # a prompt's next chunk
-        owned = [self._owners.get(row) == req.rid for row, req in self._requests(batch)]
+        owners = dict(zip(rows.tolist(), (req.rid for req in batch.reqs), strict=True))
+        owned = [self._owners.get(row) == rid for row, rid in owners.items()]
         chosen = (goes_on & torch.tensor(owned)).nonzero().flatten()
         if len(chosen):
             begins, whose = first[chosen], rows[chosen]
             before = positions[begins] - 1
             at = self._table[whose, before].long()
             self._write(tokens[begins], self._waiting[whose], before, at)
-        self._owners.update((row, req.rid) for row, req in self._requests(batch))
+        self._owners |= owners
         self._wait(rows, features[last], positions[last] + 1)
 
     def commit(self, committed: Committed) -> None:
@@ -97,7 +188,7 @@ class ChainContext:
         mask[:, :seen] = torch.arange(seen) < (lens - 1)[:, None]
         ragged = not mask.all()
         for all_of, cache in ((keys, self._keys), (values, self._values)):
-            all_of[:, :seen] = self._read(cache, slots)
+            all_of[:, :seen] = cache[slots].view(self._dtype)
             if ragged:  # entries of other requests: their NaN times 0 is NaN
                 all_of[:, :seen].masked_fill_(~mask[:, :seen, None, None], 0.0)
 
@@ -115,10 +206,6 @@ class ChainContext:
 
         return self._waiting[rows], attend
 
-    @staticmethod
-    def _requests(batch: Any) -> Any:
-        return zip(batch.req_pool_indices.tolist(), batch.reqs, strict=True)
-
     def _wait(self, rows: Tensor, features: Tensor, ends: Tensor) -> None:
         self._waiting[rows] = features.float()
         self._ends[rows] = ends
@@ -127,10 +214,6 @@ class ChainContext:
         keys, values = self.drafter.context_kv(tokens, features.float(), positions)
         for cache, entries in ((self._keys, keys), (self._values, values)):
             cache[slots] = entries.to(self._dtype).view(self._stored)
-
-    def _read(self, cache: Tensor, slots: Tensor) -> Tensor:
-        """Read the entries of slots [...] in float32, [..., Hkv, D]."""
-        return cache[slots].view(self._dtype).float()
 
 
 class ChainDraft:
@@ -161,11 +244,12 @@ class ChainDraft:
                 confidence.append(draft_confidence(logits[:, None], draw.temperatures))
             columns = draw.columns(logits, place)
             tokens.append(columns if drafter.draft_ids is None else drafter.draft_ids[columns])
+        block = draft_result(torch.stack(tokens[1:], 1), draw.params, draw.logits)
         ids = torch.full((len(anchors), depth), self._mask)
         ids[:, 0] = anchors
         return upstream.DraftProposal(
             draft_block_ids=ids,
-            draft_block=widened(draw.block(torch.stack(tokens[1:], 1)), self._gamma),
+            draft_block=widened(block, self._gamma),
             confidence_raw=torch.cat(confidence, 1) if confidence else None,
         )
 
@@ -173,48 +257,36 @@ class ChainDraft:
 class _Draw:
     """The choices of one block: the likeliest tokens, or draws by temperature, noise and seeds.
 
-    temperatures: [R], 0 for greedy requests; None: all are greedy.
+    temperatures: [R], 0 for greedy requests; logits: [R, depth, V]; None: all are greedy.
     """
 
     def __init__(self, draft: ChainDraft, batch: Any, depth: int, seeds: Seeds | None) -> None:
         info, requests = batch.sampling_info, len(batch.seq_lens)
         self.temperatures: Tensor | None = None
+        self.logits: Tensor | None = None
         self._drafter = draft.context.drafter
+        self.params = draft_params(info, requests)
         if draft.greedy_only or info is None or info.is_all_greedy:
-            self._params = greedy_params(requests)
             return
-        self._params = upstream.resolve_draft_params(
-            sampling_info=info, bs=requests, device=batch.seq_lens.device
-        )
-        scale = self._params.temperatures.view(-1).float()
-        self.temperatures = scale.where(~self._params.greedy_mask, 0.0)
+        scale = self.params.temperatures.view(-1).float()
+        self.temperatures = scale.where(~self.params.greedy_mask, 0.0)
         noise, size = draft.noise, self._drafter.config.vocab_size
         self._uniforms = block_uniforms(noise.key, int(noise.offset), (requests, depth))
         noise.offset.add_(1)
-        self._logits = torch.full((requests, depth, size), -torch.inf)
+        self.logits = torch.full((requests, depth, size), -torch.inf)
         self._seeds = drawn_by(seeds, batch.seq_lens)
 
     def columns(self, logits: Tensor, place: int) -> Tensor:
         """Choose a column of logits [R, V'] for each request: [R] int64."""
         likeliest = logits.argmax(-1)
-        if self.temperatures is None:
+        if self.logits is None:
             return likeliest
-        ids, scale = self._drafter.draft_ids, self._params.temperatures.view(-1)
-        self._logits[:, place, slice(None) if ids is None else ids] = logits
+        ids, scale = self._drafter.draft_ids, self.params.temperatures.view(-1)
+        self.logits[:, place, slice(None) if ids is None else ids] = logits
         sums = torch.softmax(logits.double() / scale[:, None], -1).cumsum(-1)
         reached = self._uniforms[:, place, None] * sums[:, -1:]  # below the whole sum
         drawn = torch.searchsorted(sums, reached, right=True).squeeze(-1)
         drawn = drawn.clamp(max=logits.shape[1] - 1)
         if self._seeds is not None:
             drawn = self._seeds.drawn(drawn, logits, scale, place, ids)
-        return likeliest.where(self._params.greedy_mask, drawn)
-
-    def block(self, tokens: Tensor) -> Any:
-        """Return upstream's `DraftBlockResult` of tokens [R, depth]."""
-        logits = None if self.temperatures is None else self._logits
-        return draft_result(tokens, self._params, logits)
-
-
-def chain_draft_of(worker: Any) -> ChainDraft | None:
-    """Return a `ChainDraft` for a worker whose drafter runs once a token; None for any other."""
-    return ChainDraft(worker) if isinstance(worker.draft_model, ChainModel) else None
+        return likeliest.where(self.params.greedy_mask, drawn)

@@ -3,9 +3,8 @@
 Adapts `DSparkDraftMixin.write_target_hidden_kv` of sglang/srt/models/dspark.py (paper, 3.1.1: the
 context is injected as keys and values of every draft layer). Upstream projects every row of the
 verify window and selects the accepted ones when it writes; here the others are skipped before
-any computation. Data that does not change between steps is resolved once (`Injector`). Decode steps
-call `write_context`, prefills the hook `write_target_hidden_kv`; passes that the kernels do not
-support use upstream's code.
+any computation. Data that does not change between steps is resolved once (`Injector`). Upstream's
+code writes the passes that the kernels do not support.
 
 Few rows cost nearly as much as many (a decode step's 1 to 32 read 8 MB of weights for themselves),
 and most rows of a phase without drafts are never read. So rows of all decode steps are deferred
@@ -26,8 +25,10 @@ import torch
 from torch import Tensor, nn
 
 from sglang_dspark.backends.cpu import linear
+from sglang_dspark.backends.cpu.attention import require_plain_pool
 from sglang_dspark.backends.cpu.csrc import operator
-from sglang_dspark.backends.cpu.fast_paths import find_or_log, log_off, require, require_class
+from sglang_dspark.backends.cpu.fast_paths import find_or_log, log_off, require
+from sglang_dspark.backends.cpu.layers import layer_spec
 from sglang_dspark.backends.cpu.packed_weights import packed_copy
 from sglang_dspark.backends.cpu.waiting_rows import WaitingRows
 from sglang_dspark.serving import upstream
@@ -69,19 +70,17 @@ class Injector:
         stacked: all layers' K and V projections as one weight (`_stacked_ctx_kv_params`).
         waits: whether every reader of the pool calls `settle` first.
         """
-        attention = model.layers[0].self_attn
-        cache = pool.k_buffer[0]
+        cache, cos_sin = pool.k_buffer[0], model.layers[0].self_attn.rotary_emb.cos_sin_cache
         numbers = [layer.self_attn.attn.layer_id - pool.start_layer for layer in model.layers]
         buffers = [(pool.k_buffer[i], pool.v_buffer[i]) for i in numbers]
         weights = (packed_copy(model.fc.weight), packed_copy(stacked["weight"]))
         kernels = [linear.kernel_of(weight) for weight in weights]
         assert None not in kernels, "resolve_injector requires weights that our kernels read"
-        self.pool, self._buffers, self._weights = pool, buffers, weights
-        self._fc, self._fc_at = model.fc.weight, model.fc.weight.data_ptr()
-        self._fc_norm, cos_sin = model.hidden_norm.weight, attention.rotary_emb.cos_sin_cache
-        norms = (self._fc_norm.detach(), stacked["k_norm_weight"])
+        self.pool, self._weights, self._read = pool, weights, _addresses(model, pool)
+        norms = (model.hidden_norm.weight.detach(), stacked["k_norm_weight"])
         caches = torch.tensor([[k.data_ptr(), v.data_ptr()] for k, v in buffers])
-        self._held = (*norms, cos_sin, caches)  # the tables have only addresses
+        # Addresses keep no memory allocated, and other weights must not get the same ones.
+        self._held = (*norms, cos_sin, caches, buffers, model.fc.weight.detach())
         (d, width), (columns, _) = weights[0].shape, weights[1].shape
         self._tables = ContextTables(
             tuple(kernel.entry for kernel in kernels if kernel is not None),
@@ -94,7 +93,7 @@ class Injector:
             (model.hidden_norm.variance_epsilon, stacked["eps"]),
         )
         self._room = 2 * d + columns  # floats a row
-        kinds = (c_void_p, c_void_p, c_int64, c_int64, c_void_p, c_void_p, c_void_p)
+        kinds = (c_void_p, c_void_p, c_int64, c_void_p, c_void_p, c_void_p)
         self._inject: Any = operator("inject_context", *kinds)
         places = min(cache.shape[0], max(KEPT_BYTES // (4 * width), 2 * WAITING)) if waits else 0
         self._waiting = WaitingRows(places, width)
@@ -103,14 +102,7 @@ class Injector:
 
     def holds(self, model: Any, pool: Any) -> bool:
         """Return whether model and pool are still those that were resolved."""
-        weight = model.fc.weight
-        return (
-            pool is self.pool
-            and pool.k_buffer[0] is self._buffers[0][0]
-            and weight is self._fc
-            and weight.data_ptr() == self._fc_at
-            and model.hidden_norm.weight is self._fc_norm
-        )
+        return pool is self.pool and _addresses(model, pool) == self._read
 
     def write(self, hidden: Tensor, positions: Tensor, slots: Tensor) -> bool:
         """Write or defer hidden [n, m*d]; positions, slots [n] int64.
@@ -118,7 +110,8 @@ class Injector:
         Returns False for more rows than the kernel supports: the caller must write them.
         """
         positions, slots = positions.long().contiguous(), slots.long().contiguous()
-        if self._waits(len(hidden)):
+        most = LONGEST_KEPT if self._deferring else WAITING // 2
+        if len(hidden) <= min(most, len(self._waiting.slots) // 2):
             self._keep(hidden, positions, slots)
             return True
         self._waiting.forget(slots)
@@ -126,10 +119,6 @@ class Injector:
             return False
         self._write(hidden, positions, slots)
         return True
-
-    def _waits(self, rows: int) -> bool:
-        most = LONGEST_KEPT if self._deferring else WAITING // 2
-        return rows <= min(most, len(self._waiting.slots) // 2)
 
     def _keep(self, hidden: Tensor, positions: Tensor, slots: Tensor) -> None:
         waiting, done = self._waiting, 0
@@ -145,60 +134,49 @@ class Injector:
             self._write(rows.features[some], rows.positions[some], rows.slots[some])
 
     def _write(self, hidden: Tensor, positions: Tensor, slots: Tensor) -> None:
-        """Write contiguous rows now; arguments as for `write`."""
+        """Write contiguous rows now, at least one; arguments as for `write`."""
         room, n = torch.empty(len(hidden) * self._room), len(hidden)
-        if n:
-            self._inject(
-                ctypes.addressof(self._tables), hidden.data_ptr(), n, linear.block_rows(n),
-                positions.data_ptr(), slots.data_ptr(), room.data_ptr(),
-            )  # fmt: skip
+        self._inject(
+            ctypes.addressof(self._tables), hidden.data_ptr(), n, positions.data_ptr(),
+            slots.data_ptr(), room.data_ptr(),
+        )  # fmt: skip
 
-    def defer(self, table: Tensor, rows: Tensor, lens: Tensor) -> None:
-        """Begin a step without drafts: table [., context] int32, requests' rows and lengths [R].
-
-        Later prefills may wait.
-        """
-        self._deferring = True
-        if self._fresh >= WAITING and int(lens.sum()) > MOST_LIVE:
-            self._settle_context(table, rows, lens)
-
-    def settle(self, table: Tensor, rows: Tensor, lens: Tensor) -> None:
-        """Write the waiting rows of these requests, whose context a draft is about to read."""
-        self._deferring = False
-        self._settle_context(table, rows, lens)
-
-    def _settle_context(self, table: Tensor, rows: Tensor, lens: Tensor) -> None:
-        self._fresh = 0
-        self._write_out(self._waiting.take_context(table, rows, lens))
+    def settle(self, table: Tensor, rows: Tensor, lens: Tensor, drafts: bool) -> None:
+        """Write waiting rows of these requests, as the function `settle` does."""
+        self._deferring = not drafts
+        if drafts or (self._fresh >= WAITING and int(lens.sum()) > MOST_LIVE):
+            self._fresh = 0
+            self._write_out(self._waiting.take_context(table, rows, lens))
 
     def settle_all(self) -> None:
-        """Write all waiting rows; call before any other code writes to the pool."""
+        """Write all waiting rows."""
         self._fresh = 0
         self._write_out(self._waiting.take_from(0, len(self._waiting.slots)))
 
 
-def settle(model: Any, table: Tensor, rows: Tensor, lens: Tensor) -> None:
+def _addresses(model: Any, pool: Any) -> list[int]:
+    """Return where the resolved weights and cache are."""
+    read = (model.fc.weight, model.hidden_norm.weight, pool.k_buffer[0])
+    return [each.data_ptr() for each in read]
+
+
+def settle(model: Any, table: Tensor, rows: Tensor, lens: Tensor, *, drafts: bool = True) -> None:
     """Write the waiting rows of the context that this draft model is about to read.
 
-    table: [., context] int32 cache slots by position; rows, lens: [R] of the requests.
+    table: [., context] int32 cache slots by position; rows, lens: [R] of the requests. drafts:
+    False in a step without drafts: rows are written only where too many wait, and later prefills
+    may wait too.
     """
     injector = _injector_in(model)
     if injector is not None:
-        injector.settle(table, rows, lens)
+        injector.settle(table, rows, lens, drafts)
 
 
 def settle_all(model: Any) -> None:
-    """Write all waiting rows of this draft model."""
+    """Write all waiting rows of this draft model, before other code writes to its pool."""
     injector = _injector_in(model)
     if injector is not None:
         injector.settle_all()
-
-
-def defer_context(model: Any, table: Tensor, rows: Tensor, lens: Tensor) -> None:
-    """Begin a step in which this draft model does not draft; arguments as for `settle`."""
-    injector = _injector_in(model)
-    if injector is not None:
-        injector.defer(table, rows, lens)
 
 
 def _injector_in(model: Any) -> Injector | None:
@@ -232,23 +210,12 @@ def resolve_injector(model: Any, pool: Any) -> Injector:
     own = f"{type(model).__name__} projects the target's features in a way of its own"
     require(inherited, own)
     require(type(model.fc) is nn.Linear and _plain(model.fc.weight), "its fc is no plain product")
-    norm = model.hidden_norm
-    require_class("its hidden_norm", norm, upstream.RMSNorm)
-    plain = norm.variance_size_override is None and norm.weight.dtype is _FLOAT
-    require(plain, "its hidden_norm is no plain norm in float32")
-    require_class("its cache", pool, upstream.MHATokenToKVPool)
-    require(pool.store_dtype == _FLOAT, f"its cache is {pool.store_dtype}")
-    require(pool.kv_cache_layout == "nhd", f"its cache is laid out as {pool.kv_cache_layout}")
-    attention = [layer.self_attn for layer in model.layers]
-    rotary = attention[0].rotary_emb
-    kinds = (upstream.RotaryEmbedding, upstream.Llama3RotaryEmbedding)
-    require_class("its rotary embedding", rotary, *kinds)
-    halves = rotary.is_neox_style and rotary.cos_sin_cache.dtype == _FLOAT
-    require(halves, "its rotary embedding is not Llama's")
-    for part in attention:
+    layer_spec.norm_of(model.hidden_norm, model.fc.weight.shape[0])
+    require_plain_pool(pool)
+    layer_spec.rotary_table(model.layers[0].self_attn.rotary_emb)
+    for part in (layer.self_attn for layer in model.layers):
         require(part.v_scale is None and part.attn.k_scale is None, "its cache is scaled")
-        require_class("the norm of its keys", part.k_norm, upstream.RMSNorm)
-        require(part.k_norm.weight.dtype is _FLOAT, "the norm of its keys is not float32")
+        layer_spec.norm_of(part.k_norm, pool.head_dim)
     stacked = model._stacked_ctx_kv_params()
     joint = stacked is not None and stacked["bias"] is None and _plain(stacked["weight"])
     require(joint, "keys and values of its layers are not one product without a bias")
@@ -291,15 +258,12 @@ def write_context(worker: Any, committed: Committed) -> None:
 
     Deferred rows are written before the next draft (`settle`).
     """
-    model, pool = worker.draft_model, worker.draft_model_runner.token_to_kv_pool
-    hidden, positions, slots = committed.hidden, committed.positions, committed.slots
     with torch.inference_mode():
-        if supports_rows(hidden):
-            injector = _cached_injector(model, pool)
-            if injector and injector.write(hidden, positions, slots):
-                return
-        model.write_target_hidden_kv(
-            target_hidden=hidden, pool=pool, positions=positions, cache_loc=slots
+        worker.draft_model.write_target_hidden_kv(
+            target_hidden=committed.hidden,
+            pool=worker.draft_model_runner.token_to_kv_pool,
+            positions=committed.positions,
+            cache_loc=committed.slots,
         )
 
 
@@ -313,7 +277,7 @@ def write_target_hidden_kv(
     cache_loc: Tensor,
     **more: Any,
 ) -> None:
-    """Write target_hidden [n, m*d] of a prefill's tokens at `positions` [n] (AROUND hook).
+    """Write or defer target_hidden [n, m*d] of tokens at `positions` [n] (AROUND hook).
 
     more: windows to choose rows from, or projected rows: upstream's code writes those.
     """

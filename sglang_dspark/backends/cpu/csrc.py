@@ -58,7 +58,7 @@ OBJECTS = (
         (source, (f"-DDSPARK_ISA={name}", *_LEVELS.get(name, ())))
         for source in (
             *("rows.cpp", "attention.cpp", "layers.cpp"),
-            *("context.cpp", "heads.cpp", "experts.cpp"),
+            *("context.cpp", "delta.cpp", "heads.cpp", "experts.cpp"),
         )
         for name in OPERATOR_LEVELS
     ),
@@ -75,7 +75,7 @@ class BuildError(Exception):
 def library() -> ctypes.CDLL | None:
     """Load the library, building it first if missing; None where that fails, logged once."""
     try:
-        return _declared(ctypes.CDLL(str(_find())))
+        found = ctypes.CDLL(str(_find()))
     except (BuildError, OSError) as error:
         logger.warning(
             "sglang-dspark: torch multiplies, which is slower: the C++ library of the CPU kernels "
@@ -84,16 +84,9 @@ def library() -> ctypes.CDLL | None:
             HOW_TO,
         )
         return None
-
-
-def _declared(found: ctypes.CDLL) -> ctypes.CDLL:
-    """Declare the functions of csrc/library.cpp and csrc/pool.h; `operator` binds operators."""
-    found.dspark_processor.argtypes = []
-    found.dspark_processor.restype = ctypes.c_int32
-    found.dspark_matmul.argtypes = [ctypes.c_int32, ctypes.c_int32, ctypes.c_int32]
+    # All else in csrc/library.cpp and csrc/pool.h are C integers; `operator` binds operators.
     found.dspark_matmul.restype = ctypes.c_void_p
-    found.dspark_pool_serve.argtypes = [ctypes.c_void_p]
-    found.dspark_pool_serve.restype = None
+    found.dspark_pool_serve.argtypes, found.dspark_pool_serve.restype = [ctypes.c_void_p], None
     return found
 
 

@@ -14,12 +14,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sglang_dspark.backends.cpu import context_kv, plain_step
-from sglang_dspark.backends.cpu.accept import accept_rows
-from sglang_dspark.backends.cpu.chain_draft import chain_draft_of
+from sglang_dspark.backends.cpu import context_kv, delta_rule, plain_step
+from sglang_dspark.backends.cpu.accept import accept, agreed
+from sglang_dspark.backends.cpu.chain_draft import ChainDraft, ChainModel
 from sglang_dspark.backends.cpu.context_kv import Committed
 from sglang_dspark.backends.cpu.draft import Drafter
 from sglang_dspark.backends.cpu.fast_paths import supported
+from sglang_dspark.backends.cpu.greedy_ops import committed
 from sglang_dspark.backends.cpu.ragged_layout import (
     PackedRows,
     layout_of,
@@ -27,7 +28,8 @@ from sglang_dspark.backends.cpu.ragged_layout import (
     rows_in,
     rows_of,
 )
-from sglang_dspark.backends.cpu.verify_forward import VerifyRows, verify_forward
+from sglang_dspark.backends.cpu.verify_forward import verify_forward
+from sglang_dspark.serving import upstream
 from sglang_dspark.step.engine_protocol import Engine, Step
 from sglang_dspark.step.seeds import Seeds
 from sglang_dspark.step.verify import VerifyInput, VerifyOutput, adjust
@@ -39,7 +41,8 @@ class HostDevice:
     def __init__(self, worker: Any) -> None:
         self._worker = worker
         self._width = int(worker.verify_num_draft_tokens)  # gamma + 1
-        self._chain = chain_draft_of(worker)  # None: the drafter makes a block in one pass
+        # None: the drafter makes a block in one pass.
+        self._chain = ChainDraft(worker) if isinstance(worker.draft_model, ChainModel) else None
         self._drafter = self._chain or Drafter(worker)
         self._plain_steps = supported(
             "fast path of steps without drafts", lambda: plain_step.require_worker(worker)
@@ -49,7 +52,8 @@ class HostDevice:
         """Decode one row per request without drafts; None where the batch requires all stages."""
         worker = self._worker
         table = worker.model_runner.req_to_token_pool.req_to_token
-        context_kv.defer_context(worker.draft_model, table, batch.req_pool_indices, batch.seq_lens)
+        rows, lens = batch.req_pool_indices, batch.seq_lens
+        context_kv.settle(worker.draft_model, table, rows, lens, drafts=False)
         if not (self._plain_steps and plain_step.supports_batch(batch)):
             return None
         return plain_step.run(worker, batch, publish, self.write_context)
@@ -74,35 +78,24 @@ class HostDevice:
         else:
             context_kv.write_context(self._worker, committed)
 
-    def admit(
-        self, engine: Engine, step: Step, logits: Tensor | None, greedy: Tensor | None
-    ) -> Tensor:
+    def admit(self, engine: Engine, step: Step, logits: Tensor | None) -> Tensor:
         """Let the engine admit drafts; return indptr [R + 1] int32 of the verify windows."""
         confidence = None if logits is None else logits.detach().float()
-        lengths = engine.admit(step, confidence, greedy)
+        lengths = engine.admit(step, confidence)
         indptr = np.zeros(len(lengths) + 1, np.int32)
         np.cumsum(lengths + 1, out=indptr[1:])
         return torch.from_numpy(indptr)
 
     def layout(self, step: Step, indptr: Tensor) -> Any:
         """Build the ragged layout, without padding."""
-        return layout_of(np.diff(indptr.numpy()).astype(np.int64) - 1)
+        return layout_of(tuple((np.diff(indptr.numpy()) - 1).tolist()))
 
     def run(self, inputs: VerifyInput) -> VerifyOutput:
         """Run the target over packed rows."""
         worker, batch = self._worker, inputs.batch
         rows = rows_in(inputs.layout, self._width)
-        block, tokens = inputs.proposal.draft_block_ids, inputs.proposal.draft_block.draft_tokens
-        window = packed_window(rows, block, tokens, inputs.window)
-        packed = VerifyRows(
-            window.verify_ids,
-            window.positions,
-            window.verify_cache_loc,
-            inputs.layout,
-            inputs.window.kv_loc_plan,
-            window.window_index,
-        )
-        output = verify_forward(worker, batch, packed)
+        window = packed_window(rows, inputs.ids, inputs.window)
+        output = verify_forward(worker, batch, inputs.layout, window, inputs.window.kv_loc_plan)
         if plain_step.reads_windows(batch):
             output.next_token_logits = self._spread(inputs, rows, output.next_token_logits)
         return VerifyOutput(output, output.hidden_states, rows=(rows, window))
@@ -117,16 +110,28 @@ class HostDevice:
         return spread
 
     def accept(self, inputs: VerifyInput, verified: VerifyOutput) -> Any:
-        """Accept by our rules over the verified rows."""
+        """Accept by our rules over the verified rows; ranks act on rank 0's outcome."""
         logits, block = verified.outputs.next_token_logits, inputs.proposal.draft_block
         info, prefix = inputs.batch.sampling_info, inputs.batch.seq_lens
         rows: PackedRows = verified.rows[0]
         starts = rows.starts if logits.shape[0] == rows.total else rows.strided
-        ids, seeds, agree = inputs.ids, inputs.rules.seeds, self._worker._tp_sync
-        return accept_rows(ids, rows.lens, starts, logits, block, info, prefix, seeds, agree)
+        ids, seeds = inputs.ids, inputs.rules.seeds
+        outcome = accept(ids, rows.lens, starts, logits, block, info, prefix, seeds)
+        accepted, bonus = (agreed(each, self._worker._tp_sync) for each in outcome)
+        commit, lens, tokens = committed(block.draft_tokens, accepted, bonus, prefix)
+        return upstream.AcceptOuts(
+            correct_len=accepted,
+            bonus=bonus,
+            cap_trim_lens=torch.zeros_like(accepted),  # no admitted draft is dropped afterwards
+            commit_lens=commit,
+            new_seq_lens=lens,
+            out_tokens=tokens,
+        )
 
     def commit(self, inputs: VerifyInput, verified: VerifyOutput, accepted: Any) -> None:
-        """Store the data of the committed rows that later drafts read."""
+        """Store the data of the committed rows that later passes and drafts read."""
+        if self._worker._need_mamba_verify_commit:
+            delta_rule.store_accepted(self._worker, inputs.batch, accepted.commit_lens)
         if inputs.rules.penalties is not None:
             inputs.rules.penalties.count(accepted.out_tokens, accepted.commit_lens)
         rows, window = verified.rows

@@ -4,29 +4,38 @@ Re-implements `DraftBlockProposer.propose`, `_run_forward` and `sample_draft_blo
 (sglang/srt/speculative/dspark_components/dspark_draft.py). Upstream makes a `ForwardBatch` of about
 90 fields and runs the runner's Python; a draft model that our forward pass does not support still
 uses these. Heads over a reduced vocabulary are computed by reduced_head.py, any other by upstream,
-which spans the whole vocabulary and draws noise for greedy requests too.
+which spans the whole vocabulary. Replaces `DSparkConfidenceHead.predict`
+(sglang/srt/models/dspark.py), a dozen small tensor operations for about a thousand multiplications.
 """
 
 from __future__ import annotations
 
+import copy
+from ctypes import c_int64, c_void_p
 from functools import lru_cache, partial
 from typing import Any
 
+import msgspec
 import torch
 from torch import Tensor
 
 from sglang_dspark.backends.cpu import context_kv, reduced_head, seeded_ops
-from sglang_dspark.backends.cpu.confidence import confidence_of
-from sglang_dspark.backends.cpu.fast_paths import require, supported
+from sglang_dspark.backends.cpu.csrc import operator
+from sglang_dspark.backends.cpu.fast_paths import (
+    find_or_log,
+    require,
+    require_class,
+    require_library,
+)
 from sglang_dspark.backends.cpu.layers import direct_forward
 from sglang_dspark.backends.cpu.layers.layer_spec import draft_layer_of
-from sglang_dspark.backends.cpu.layers.layer_stack import stack_of_model
 from sglang_dspark.backends.cpu.reduced_head import ReducedHead, find_reduced_head
 from sglang_dspark.drafter.draft_confidence import draft_confidence
 from sglang_dspark.serving import mode, upstream
 from sglang_dspark.step.seeds import DraftSeeds, Seeds, draft_block, draft_result
 
-_PLAIN = "dspark_plain_ends"  # attribute of a draft model: (its embedding, whether it is plain)
+_P, _N = c_void_p, c_int64
+_CONFIDENCE = ("confidence", _P, _N, _N, _N, _P, _P, _P, _P, _P, _N, _P)
 
 
 class Drafter:
@@ -35,7 +44,6 @@ class Drafter:
     def __init__(self, worker: Any) -> None:
         self._worker = worker
         self._runner, self._model = worker.draft_model_runner, worker.draft_model
-        self._gamma = int(worker.gamma)
         self._skipped = 0 if worker.sample_from_anchor else 1  # rows before the first drafting row
         # One counter of noise for all depths.
         self._heads = DraftHeads(
@@ -48,7 +56,6 @@ class Drafter:
         self._estimates = mode.estimates_confidence(
             has_head=self._model.confidence_head is not None
         )
-        self._ids: dict[int, Tensor] = {}  # by depth
 
     def propose(self, batch: Any, window: Any, depth: int, seeds: Seeds | None) -> Any:
         """Return upstream's `DraftProposal` of `depth` drafts a request, its tokens gamma wide.
@@ -57,9 +64,11 @@ class Drafter:
         of the sampled requests that have one.
         """
         anchors = batch.spec_info.bonus_tokens.view(-1)  # [R]
-        ids = self._block_ids(anchors, depth + self._skipped)  # [R, rows]
+        rows, mask = depth + self._skipped, int(self._worker._mask_token_id)
+        ids = torch.full((len(anchors), rows), mask, dtype=torch.int64)
+        ids[:, 0] = anchors
         with self._worker._draft_context():
-            hidden = self._drafting(self._hidden(batch, ids, window), depth)  # [R * depth, d]
+            hidden = self._hidden(batch, ids, window)  # [R * depth, d]
             base, features = self._heads.base_logits(hidden)
             base = base.view(len(ids), depth, -1)  # [R, depth, n]
             estimated = torch.empty(base.shape[:2]) if self._estimates else None  # [R, depth]
@@ -69,91 +78,56 @@ class Drafter:
             logits = confidence_of(self._model, anchors, block.draft_tokens, features)
         return upstream.DraftProposal(
             draft_block_ids=ids,
-            draft_block=widened(block, self._gamma),
+            draft_block=widened(block, int(self._worker.gamma)),
             confidence_raw=logits if estimated is None else estimated,
         )
 
-    def _drafting(self, hidden: Tensor, depth: int) -> Tensor:
-        """Drop the rows that do not draft: [R * rows, d] -> [R * depth, d]."""
-        if not self._skipped:
-            return hidden
-        return hidden.unflatten(0, (-1, depth + self._skipped))[:, self._skipped :].flatten(0, 1)
-
-    def _block_ids(self, anchors: Tensor, rows: int) -> Tensor:
-        """Return the draft's input ids [R, rows]: anchors, then mask tokens."""
-        ids = self._ids.get(rows)
-        if ids is None or len(ids) < len(anchors):
-            mask = int(self._worker._mask_token_id)
-            ids = self._ids[rows] = torch.full((len(anchors), rows), mask, dtype=torch.int64)
-        ids = ids[: len(anchors)]
-        ids[:, 0].copy_(anchors)
-        return ids
-
     def _hidden(self, batch: Any, ids: Tensor, window: Any) -> Tensor:
-        """Compute hidden states [R * rows, d] of ids [R, rows]; write their context first."""
+        """Compute hidden states [R * depth, d] of ids [R, rows], of the rows that draft; write
+        their context first."""
         runner, model, rows = self._runner, self._model, ids.shape[1]
         table = runner.req_to_token_pool.req_to_token
         context_kv.settle(model, table, batch.req_pool_indices, batch.seq_lens)
         positions = window.positions_2d[:, :rows].reshape(-1)
         slots = window.verify_cache_loc_2d[:, :rows].reshape(-1)
-        if model is runner.model and direct_forward.supports_runner(runner) and _is_plain(model):
+        if model is runner.model and direct_forward.supports_pass(
+            runner, _require_plain, (model.embed_tokens,)
+        ):
             spec = _block_spec(rows, str(self._worker.device))
             seen = direct_forward.Window(
                 ids.view(-1), positions, slots, batch.req_pool_indices, batch.seq_lens, spec
             )
-            stack = stack_of_model(model, draft_layer_of)
-            done = stack and direct_forward.run(runner, stack, model.embed_tokens, seen)
-            if done:
-                hidden: Tensor = done[0]
-                return hidden
-        return self._through_runner(batch, ids, window, positions, slots)
+            done = direct_forward.run(runner, model, draft_layer_of, seen)
+            if done is not None:
+                hidden = done[0]  # [R * rows, d]
+                if not self._skipped:
+                    return hidden
+                return hidden.unflatten(0, (-1, rows))[:, self._skipped :].flatten(0, 1)
+        return self._through_runner(batch, rows, window)
 
-    def _through_runner(
-        self, batch: Any, ids: Tensor, window: Any, positions: Tensor, slots: Tensor
-    ) -> Tensor:
-        """Run the same pass by SGLang's runner."""
-        runner, requests, tokens = self._runner, len(ids), ids.numel()
-        forward = upstream.ForwardBatch(
-            forward_mode=upstream.ForwardMode.TARGET_VERIFY,
-            batch_size=requests,
-            input_ids=ids.flatten(),
-            req_pool_indices=batch.req_pool_indices,
-            seq_lens=batch.seq_lens,
-            out_cache_loc=slots,
-            seq_lens_sum=None,
-            seq_lens_cpu=None,
-            positions=positions,
-            input_embeds=self._embedded(ids),
-            spec_algorithm=upstream.SpeculativeAlgorithm.DSPARK,
-            spec_info=_block_spec(ids.shape[1], str(self._worker.device)),
-            capture_hidden_mode=upstream.CaptureHiddenMode.NULL,
-            global_num_token_non_padded_cpu=tokens,
+    def _through_runner(self, batch: Any, rows: int, window: Any) -> Tensor:
+        """Run the same pass by upstream's proposer, made for blocks of `rows` tokens."""
+        worker = self._worker
+        proposer = copy.copy(worker._proposer)
+        proposer.gamma, proposer.query_token_num = rows - self._skipped, rows
+        proposer._draft_block_spec_info = _block_spec(rows, str(worker.device))
+        proposer._draft_block_ids_buf = None  # has another width
+        target = worker.target_worker.model_runner.model
+        embed = self._model.embed_tokens if self._skipped else target.get_input_embeddings()
+        done = proposer._run_forward(
+            batch=batch,
+            draft_input=batch.spec_info,
+            verify_window=window,
+            bs=len(batch.seq_lens),
+            device=worker.device,
+            embed_module=upstream.unwrap_lora_layer(embed),
         )
-        forward.num_token_non_padded_cpu = tokens
-        if upstream.enable_num_token_non_padded():
-            forward.num_token_non_padded = torch.tensor([tokens], dtype=torch.int32)
-            forward.global_num_token_non_padded = torch.tensor(tokens, dtype=torch.int32)
-        window.kv_loc_plan.bind(forward, runner.kv_index_translator, cols=slice(0, ids.shape[1]))
-        with torch.inference_mode():
-            done = runner.forward(forward)
-        hidden: Tensor | None = done.logits_output.hidden_states
-        assert hidden is not None, "a draft model returns its hidden states"
+        hidden: Tensor = done.raw_hidden
         return hidden
-
-    def _embedded(self, ids: Tensor) -> Tensor | None:
-        """Embed ids by the target, [R * depth, d], for a model without an embedding; else None."""
-        model = self._model
-        if upstream.envs.SGLANG_DSPARK_EMBED_IN_GRAPH.get() and hasattr(model, "forward_embed"):
-            return None
-        target = self._worker.target_worker.model_runner.model
-        embedded: Tensor = upstream.unwrap_lora_layer(target.get_input_embeddings())(ids)
-        return embedded.view(-1, embedded.shape[-1])
 
 
 def widened(block: Any, gamma: int) -> Any:
     """Pad the tokens of a `DraftBlockResult` to width gamma; the padding is not read."""
-    import msgspec
-
     missing = gamma - block.draft_tokens.shape[1]
     if not missing:
         return block
@@ -165,17 +139,6 @@ def widened(block: Any, gamma: int) -> Any:
 def _block_spec(depth: int, device: str) -> Any:
     """Build upstream's description of blocks of `depth` tokens."""
     return upstream.make_draft_block_spec_info(draft_token_num=depth, device=device)
-
-
-def _is_plain(model: Any) -> bool:
-    """Return whether a block is embedding and layers; rechecked when the embedding changes."""
-    embedding = model.embed_tokens
-    found = model.__dict__.get(_PLAIN)
-    if found is None or found[0] is not embedding:
-        name = f"fast draft pass of {type(model).__name__}"
-        plain = supported(name, lambda: _require_plain(model))
-        found = model.__dict__[_PLAIN] = (embedding, plain)
-    return bool(found[1])
 
 
 def _require_plain(model: Any) -> None:
@@ -198,12 +161,8 @@ class DraftHeads:
     ) -> None:
         """Use upstream's `DraftNoise` and `SpecTpSync`. greedy_only: sampled requests have greedy
         drafts too."""
-        self._reduced = reduced
-        self._model, self._noise = model, noise
-        self._shared = {"noise": noise, "tp_sync": tp_sync}  # arguments of `sample_draft_block`
-        self._greedy_only = greedy_only
-        self._agree = partial(tp_sync.sync, upstream.SpecTpSyncSite.DSPARK_DRAFT)
-        self._together = bool(tp_sync.enabled(upstream.SpecTpSyncSite.DSPARK_DRAFT))
+        self._model, self._noise, self._tp_sync = model, noise, tp_sync
+        self._reduced, self._greedy_only = reduced, greedy_only
 
     def base_logits(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """Compute U [R * depth, n] of hidden [R * depth, d], and the confidence head's features."""
@@ -231,54 +190,56 @@ class DraftHeads:
         [R, depth] float32, filled with `draft_confidence`; None: the model has a confidence head.
         """
         greedy = self._greedy_only or info is None or info.is_all_greedy
-        reduced = self._reduced
-        if reduced is not None and greedy:
-            agree = self._agree if self._together else None
-            tokens = reduced_head.draft_greedy(reduced, base, anchors.long(), agree, confidence)
-            return draft_result(tokens, greedy_params(len(base)))
-        if reduced is not None:
-            return self._sampled(reduced, base, anchors, info, positions, seeds, confidence)
+        drawn = None if greedy else drawn_by(seeds, positions)
+        params, reduced, noise = draft_params(info, len(base)), self._reduced, self._noise
+        if reduced is None:
+            block = self._by_upstream(
+                base, anchors, hidden, None if greedy else info, drawn, confidence
+            )
+            return draft_result(block.draft_tokens, params) if greedy else block
+        site = upstream.SpecTpSyncSite.DSPARK_DRAFT
+        agree = partial(self._tp_sync.sync, site)
+        if greedy:
+            every = agree if self._tp_sync.enabled(site) else None
+            tokens = reduced_head.draft_greedy(reduced, base, anchors.long(), every, confidence)
+            return draft_result(tokens, params)
+        shape = (len(base), base.shape[1])
+        uniforms = reduced_head.block_uniforms(noise.key, int(noise.offset), shape)
+        noise.offset.add_(1)
+        tokens, logits = reduced_head.draft_sampled(
+            reduced, base, anchors, params.step_temperatures, uniforms, agree, drawn, confidence
+        )
+        return draft_result(tokens, params, logits)
+
+    def _by_upstream(
+        self,
+        base: Tensor,
+        anchors: Tensor,
+        hidden: Tensor,
+        info: Any,
+        drawn: DraftSeeds | None,
+        confidence: Tensor | None,
+    ) -> Any:
+        """Sample by upstream's head; arguments as for `sample`, info None for greedy drafts."""
         options = {
             "base_logits": base,
             "anchor_tokens": anchors,
             "draft_hidden": hidden.view(*base.shape[:2], -1),
             "sampling_info": info,
             "markov_head": self._model.markov_head,
+            "noise": self._noise,
             "device": base.device,
-            **self._shared,
+            "tp_sync": self._tp_sync,
         }
-        if (seeded := drawn_by(seeds, positions)) is not None and not greedy:
-            block = draft_block(seeded, **options)
-        elif greedy and confidence is not None:
-            return _greedy_estimated(options, confidence)
-        else:  # else upstream would save and noise the unread logits of greedy requests too
+        if drawn is not None:
+            block = draft_block(drawn, **options)
+        else:  # upstream's greedy steps keep no logits to estimate confidence from
+            greedy = info is None and confidence is None
             block = upstream.sample_draft_block(**options, greedy_draft=greedy)
-        return _estimated(block, confidence)
-
-    def _sampled(
-        self,
-        reduced: ReducedHead,
-        base: Tensor,
-        anchors: Tensor,
-        info: Any,
-        positions: Tensor,
-        seeds: Seeds | None,
-        confidence: Tensor | None,
-    ) -> Any:
-        params = _params(info, base)
-        key, offset = self._noise.key, int(self._noise.offset)
-        tokens, logits = reduced_head.draft_sampled(
-            reduced,
-            base,
-            anchors,
-            params.step_temperatures,
-            reduced_head.block_uniforms(key, offset, (base.shape[0], base.shape[1])),
-            self._agree,
-            drawn_by(seeds, positions),
-            confidence,
-        )
-        self._noise.offset.add_(1)
-        return draft_result(tokens, params, logits)
+        if confidence is not None:
+            temperatures = torch.where(block.greedy_mask, 0.0, block.temperatures)  # [R]
+            confidence.copy_(draft_confidence(block.corrected_logits, temperatures))
+        return block
 
 
 def drawn_by(seeds: Seeds | None, anchors: Tensor) -> DraftSeeds | None:
@@ -286,34 +247,62 @@ def drawn_by(seeds: Seeds | None, anchors: Tensor) -> DraftSeeds | None:
     return None if seeds is None else DraftSeeds(seeds, anchors.long(), seeded_ops.waits)
 
 
-def _params(info: Any, base: Tensor) -> Any:
-    """Return upstream's parameters of the requests of base logits [R, depth, n]."""
-    return upstream.resolve_draft_params(sampling_info=info, bs=len(base), device=base.device)
-
-
-def _greedy_estimated(options: dict[str, Any], confidence: Tensor) -> Any:
-    """Draft greedily by upstream's sampled steps, which keep the logits; its greedy steps do not.
-
-    options: the arguments of `sample_draft_block`.
-    """
-    block = upstream.sample_draft_block(**options | {"sampling_info": None}, greedy_draft=False)
-    _estimated(block, confidence)
-    return draft_result(
-        block.draft_tokens, _params(options["sampling_info"], options["base_logits"])
-    )
-
-
-def _estimated(block: Any, confidence: Tensor | None) -> Any:
-    """Fill confidence [R, depth] from the logits of upstream's block; return the block."""
-    if confidence is not None:
-        temperatures = torch.where(block.greedy_mask, 0.0, block.temperatures)  # [R]
-        confidence.copy_(draft_confidence(block.corrected_logits, temperatures))
-    return block
+def draft_params(info: Any, requests: int) -> Any:
+    """Return upstream's draft parameters of a batch, read-only."""
+    if info is None or info.is_all_greedy:
+        return _greedy_params(requests)
+    return upstream.resolve_draft_params(sampling_info=info, bs=requests, device="cpu")
 
 
 @lru_cache(maxsize=64)
-def greedy_params(requests: int) -> Any:
-    """Build upstream's parameters of greedy rows, shared and read-only."""
-    return upstream.resolve_draft_params(
-        sampling_info=None, bs=requests, device=torch.device("cpu")
-    )
+def _greedy_params(requests: int) -> Any:
+    return upstream.resolve_draft_params(sampling_info=None, bs=requests, device="cpu")
+
+
+def confidence_of(
+    draft_model: Any, anchors: Tensor, drafts: Tensor, features: Tensor
+) -> Tensor | None:
+    """Return the confidence logits [R, d], w [h_k; W1[x_{k-1}]] + b; None without a head.
+
+    anchors: [R] int64, drafts: [R, d] int64, features: [R * d, n] float. Calibration
+    (`step/engine.py`) converts the logits to survivals. Paper, 3.2.1.
+    """
+    if draft_model.confidence_head is None:
+        return None
+    weights = find_or_log("confidence of a block in one call", lambda: _weights(draft_model))
+    if weights is None or features.dtype is not torch.float32 or not features.is_contiguous():
+        _, found = draft_model.compute_confidence(
+            anchor_tokens=anchors, draft_tokens=drafts, confidence_features=features
+        )
+        return found
+    run, width = operator(*_CONFIDENCE), features.shape[-1]
+    assert run is not None
+    anchors, drafts = anchors.contiguous(), drafts.contiguous()
+    logits, (weight, bias, w1) = torch.empty(drafts.shape), weights
+    run(
+        features.data_ptr(), *drafts.shape, width, anchors.data_ptr(), drafts.data_ptr(),
+        weight.data_ptr(), None if bias is None else bias.data_ptr(),
+        None if w1 is None else w1.data_ptr(), weight.shape[1] - width, logits.data_ptr(),
+    )  # fmt: skip
+    return logits
+
+
+def _weights(draft_model: Any) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Resolve the confidence head: weight [1, d + r], bias [1] or None, W1 [V, r] or None (r = 0).
+
+    Raises UnsupportedError if the operator (csrc/heads.cpp) cannot read them.
+    """
+    require_library()
+    head, markov = draft_model.confidence_head, draft_model.markov_head
+    require_class("its confidence head", head, upstream.DSparkConfidenceHead)
+    w1 = None
+    if head.with_markov:
+        plain = type(markov).get_prev_embeddings is upstream.VanillaMarkov.get_prev_embeddings
+        require(plain, f"{type(markov).__name__} embeds earlier tokens in a way of its own")
+        require(markov.vocab_shard is None, "its vocabulary is split over ranks")
+        w1 = markov.markov_w1.weight
+    weights = (head.proj.weight, head.proj.bias, w1)
+    tensors = [each for each in weights if each is not None]
+    plain = all(t.is_cpu and t.dtype is torch.float32 and t.is_contiguous() for t in tensors)
+    require(plain, "its weights are not float32 without gaps")
+    return weights

@@ -1,10 +1,10 @@
 """Compute experts and residual streams for the few rows of a draft block (csrc/experts.cpp).
 
 `drafter/moe.py` and `drafter/hyper_connections.py` compute the same in several hundred torch calls
-a layer (20 Sinkhorn rounds alone are 240), which cost more than the arithmetic. Products are those
-of linear.py; each expert's weights are read once for all its rows. Rows of an expert are in token
-order, and a token's experts are added in order of rank: given the routing, it is batch-invariant.
-The modules compute inputs that these kernels do not support: other dtypes, many rows, other widths.
+a layer (20 Sinkhorn rounds alone are 240), which cost more than the arithmetic; they compute what
+these kernels do not support: other dtypes, many rows, other widths. Each expert's weights are read
+once for all its rows. These are in token order, and a token's experts are added in order of rank:
+given the routing, it is batch-invariant.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from ctypes import c_float, c_int64, c_void_p
 from functools import partial
-from typing import Any, cast
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -23,11 +23,13 @@ from sglang_dspark.backends.cpu.linear import LANES
 from sglang_dspark.drafter.hyper_connections import SINKHORN_ROUNDS, HyperConnection, StreamRead
 from sglang_dspark.drafter.moe import SharedExperts, permute_tokens
 
+M = TypeVar("M", bound=nn.Module)
+C = TypeVar("C")
 _FLOAT = torch.float32
 _P, _N = c_void_p, c_int64
 _SWIGLU = ("swiglu", _P, _P, _N, _N, _P, _P, _N, _P, _P)
 _EXPERTS = ("experts", _P, _P, _N, _N, _P, _P, _P, _N, _P, _N, _P, _P, _N, _P, _P)
-_READ = ("read_streams", _P, _P, *(_N,) * 4, _P, _N, c_float, c_float, _P, _P, _P, _P)
+_READ = ("read_streams", _P, _P, _N, _N, _N, _P, _N, c_float, c_float, _P, _P, _P, _P)
 _WRITE = ("write_streams", _P, _N, _N, _N, _P, _N, _P, _P, _P, _N, _P, _P, _P)
 
 
@@ -75,13 +77,6 @@ class CompiledExperts:
 class CompiledShared:
     """The shared experts of one layer, with copies of the module's weights."""
 
-    @classmethod
-    def of(cls, shared: SharedExperts | None) -> CompiledShared | None:
-        """Make the fast path of shared experts; None without them or with unsupported weights."""
-        if shared is None or not _multiplied(shared, shared.down_proj.weight):
-            return None
-        return cls(shared) if shared.down_proj.weight.shape[0] % LANES == 0 else None
-
     def __init__(self, shared: SharedExperts):
         self._run, down = _bound(_SWIGLU), shared.down_proj.weight.detach()
         with torch.no_grad():
@@ -102,32 +97,22 @@ class CompiledShared:
 class CompiledRead:
     """`StreamRead`, as used after the last block."""
 
-    @classmethod
-    def of(cls, read: StreamRead) -> CompiledRead | None:
-        """Make the fast path of a read; None if the matrix kernel does not support its weights."""
-        return cls(read) if _multiplied(read, read.weights.phi) else None
-
     def __init__(self, read: StreamRead, *others: Tensor):
-        """Copy phi and the bias of `read`. others: further rows of phi for `project`."""
+        """Copy phi and the bias of `read`. others: further rows of phi."""
         weights, self._run = read.weights, _bound(_READ)
         phi = torch.cat([weights.phi, *others]).detach()
         rows = _padded(len(phi)) - len(phi)  # the matrix kernel multiplies whole vectors of rows
         self.phi, self.bias = nn.functional.pad(phi, (0, 0, 0, rows)), _copied(weights.bias)
         self.alpha, self.epsilon = weights.alpha.item(), read.eps
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """Read streams [T, n, d] -> [T, d]."""
-        return self.project(x)[0]
-
-    def project(self, x: Tensor) -> tuple[Tensor, Tensor]:
+    def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Read streams x [T, n, d] into [T, d]; also return their projection [T, size]."""
         x, (rows, n, width) = x.contiguous(), x.shape
         room, projected = torch.empty(n), torch.empty(rows, len(self.phi))
         out = torch.empty(rows, width)
         self._run(
-            x.data_ptr(), rows, linear.block_rows(rows), n, width, self.phi.data_ptr(),
-            len(self.phi), self.epsilon, self.alpha, self.bias.data_ptr(), room.data_ptr(),
-            projected.data_ptr(), out.data_ptr(),
+            x.data_ptr(), rows, n, width, self.phi.data_ptr(), len(self.phi), self.epsilon,
+            self.alpha, self.bias.data_ptr(), room.data_ptr(), projected.data_ptr(), out.data_ptr(),
         )  # fmt: skip
         return out, projected
 
@@ -135,15 +120,9 @@ class CompiledRead:
 class CompiledStreams:
     """The residual connection around one block of n > 1 streams, from the module's own weights."""
 
-    @classmethod
-    def of(cls, connection: HyperConnection) -> CompiledStreams | None:
-        """Make the fast path of a connection; None if it has one stream or unsupported weights."""
-        mixes = connection.n > 1 and _multiplied(connection, connection.write.phi)
-        return cls(connection) if mixes else None
-
-    def __init__(self, connection: HyperConnection):
-        c, self._run = connection, cast(Callable[..., None], operator(*_WRITE))
-        self.read = CompiledRead(c.read, c.write.phi, c.mix.phi).project
+    def __init__(self, c: HyperConnection):
+        self._run: Any = operator(*_WRITE)
+        self.read = CompiledRead(c.read, c.write.phi, c.mix.phi)
         self.alphas = _copied(torch.stack([c.write.alpha, c.mix.alpha]))
         self.write_bias, self.mix_bias = _copied(c.write.bias), _copied(c.mix.bias)
 
@@ -159,6 +138,18 @@ class CompiledStreams:
         return out
 
 
+def fast_path(kind: Callable[[M], C], module: M | None) -> C | None:
+    """Make the fast path of a module.
+
+    None for no module, one stream, or weights that the matrix kernel does not support."""
+    if module is None:
+        return None
+    weights = list(module.parameters())
+    plain = all(w.dtype is _FLOAT and w.is_cpu for w in weights)
+    whole = all(w.shape[1] % LANES == 0 for w in weights if w.dim() == 2)
+    return kind(module) if weights and plain and whole and linear.prepare() is not None else None
+
+
 def _bound(what: Any) -> Callable[..., None]:
     """Bind an operator whose first argument is the matrix kernel. Raises RuntimeError without."""
     multiply, run = linear.prepare(), operator(*what)
@@ -169,12 +160,6 @@ def _bound(what: Any) -> Callable[..., None]:
 
 def _padded(n: int) -> int:
     return -(-n // LANES) * LANES
-
-
-def _multiplied(module: nn.Module, weight: Tensor) -> bool:
-    """Return whether the matrix kernel supports a module's weights, one of them [., K]."""
-    plain = all(w.dtype is _FLOAT and w.is_cpu for w in module.parameters())
-    return plain and weight.shape[1] % LANES == 0 and linear.prepare() is not None
 
 
 def _copied(tensor: Tensor) -> Tensor:

@@ -64,11 +64,6 @@ def find_or_log(path: str, find: Callable[[], T]) -> T | None:
         return None
 
 
-def supported(path: str, check: Callable[[], None]) -> bool:
+def supported(path: str, check: Callable[[], object]) -> bool:
     """Return whether `check` raises no `UnsupportedError`; log the reason where it does."""
-
-    def found() -> bool:
-        check()
-        return True
-
-    return find_or_log(path, found) is not None
+    return find_or_log(path, lambda: (check(), True)) is not None

@@ -52,8 +52,7 @@ def rms_norm(
     weight = op.weight  # one look-up: attributes of modules are slow
     width = weight.shape[0]
     if (
-        x.dtype != _FLOAT
-        or weight.dtype != _FLOAT
+        not x.dtype == weight.dtype == _FLOAT
         or not weight.is_contiguous()
         or x.shape[-1] != width
         or op.variance_size_override is not None
@@ -97,26 +96,21 @@ def rotary(
     """Compute `RotaryEmbedding.forward`: rotate query and key [n, heads * d] in place."""
     table = op.cos_sin_cache
     if (
-        query.dtype != _FLOAT
-        or key.dtype != _FLOAT
-        or table.dtype != _FLOAT
+        not query.dtype == key.dtype == table.dtype == _FLOAT
         or not op.is_neox_style
         or offsets is not None
         or fused_set_kv_buffer_arg is not None
         or positions.dim() != 1
         or positions.dtype != torch.int64
-        or query.dim() != 2
-        or key.dim() != 2
+        or not query.dim() == key.dim() == 2
         or not query.stride(1) == key.stride(1) == positions.stride(0) == 1
         or not table.is_contiguous()
     ):
         return op.forward_native(positions, query, key, offsets, fused_set_kv_buffer_arg)
     width = op.head_size
+    shared = positions.data_ptr(), table.data_ptr(), table.shape[1]
     for x in (query, key):
-        _run(
-            _ROTATE, positions.data_ptr(), table.data_ptr(), table.shape[1], x.data_ptr(),
-            x.stride(0), x.shape[0], x.shape[1] // width, width,
-        )  # fmt: skip
+        _run(_ROTATE, *shared, x.data_ptr(), x.stride(0), x.shape[0], x.shape[1] // width, width)
     return query, key
 
 

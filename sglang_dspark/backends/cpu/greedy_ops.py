@@ -3,12 +3,11 @@
 `torch.argmax` reads a row one value at a time; csrc/heads.cpp compares rows as integers in vector
 registers. A verify window is read only up to the first row that disagrees with its draft (accept
 rule at temperature 0; paper, 2). Ties go to the first entry, as in `torch.argmax`; for a row with
-NaN the result is undefined. Without the C++ library torch computes the same.
+NaN the result is undefined. Without the C++ library torch computes it.
 
 `accept_greedy` and `committed` replace the torch forms in
 sglang/kernels/ops/speculative/dspark/dspark_accept.py, which spread the rows over [R, gamma + 1]
-windows first: at eight requests that copies 9 MB of logits a step. Here the rows stay packed; row
-`starts[r] + k` is the target's after token k of request r's window.
+windows first: at eight requests that copies 9 MB of logits a step.
 
 `verify_chains` replaces the greedy branch of `eagle_sample` and `verify_tree_greedy`
 (sglang/srt/speculative/eagle_utils.py, sglang/kernels/ops/speculative/spec_tree.py) where every
@@ -24,6 +23,7 @@ import torch
 from torch import Tensor
 
 from sglang_dspark.backends.cpu.csrc import operator
+from sglang_dspark.verify import greedy
 
 _P, _N = c_void_p, c_int64
 _ACCEPT = ("accept_greedy", _P, _N, _N, _P, _P, _P, _N, _P, _P)
@@ -41,12 +41,15 @@ def accept_greedy(
     """Accept the longest agreeing prefix of each request's drafts; add the target's next token.
 
     window: [R, n] int64, anchor and drafts; lens: [R] int64 in 1..n, tokens verified; starts: [R]
-    int64, each request's first row of logits [N, V] float32, contiguous.
+    int64, each request's first row of logits [N, V] float32, contiguous; a row for each token.
     Returns accepted drafts [R] int32, at most lens - 1, and the bonus token [R] int64.
     """
     run, requests = operator(*_ACCEPT), window.shape[0]
     if run is None:
-        return _accept_greedy(window, lens, starts, logits.argmax(-1))
+        rows = starts[:, None] + torch.arange(window.shape[1])
+        choices = logits.argmax(-1)[rows.clamp(max=len(logits) - 1)]
+        outcome = greedy.accept_greedy(window[:, 1:], choices, lens - 1)
+        return outcome.accepted.int(), outcome.bonus
     window, lens, starts = window.contiguous(), lens.contiguous(), starts.contiguous()
     accepted = torch.empty(requests, dtype=torch.int32)
     bonus = torch.empty(requests, dtype=torch.int64)
@@ -55,17 +58,6 @@ def accept_greedy(
         logits.shape[1], accepted.data_ptr(), bonus.data_ptr(),
     )  # fmt: skip
     return accepted, bonus
-
-
-def _accept_greedy(
-    window: Tensor, lens: Tensor, starts: Tensor, target: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Compute `accept_greedy` by torch; target [N]: the likeliest token of each row of logits."""
-    drafts = torch.arange(window.shape[1] - 1)
-    rows = (starts[:, None] + drafts).clamp(max=len(target) - 1)
-    agree = (target[rows] == window[:, 1:]) & (drafts < lens[:, None] - 1)
-    accepted = agree.cumprod(-1).sum(-1)
-    return accepted.int(), target[starts + accepted]
 
 
 def committed(

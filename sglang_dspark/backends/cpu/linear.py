@@ -6,10 +6,8 @@ all rows of x while it is in registers, and prefetches the next rows. W stays in
 so float32 weights that are tied or sliced elsewhere are unchanged. Packed weights
 (weight_formats.py) are widened in registers, or multiplied directly with rounded rows.
 
-Every output element is one chain over ascending k, of 16-lane fused multiply-adds or of the other
-formats' own instructions, then, except for int8, one fixed pairwise sum of the lanes. The blocking
-depends on the row count, that order does not: the kernel is batch-invariant, so verification and
-plain decoding compute the same.
+The order of additions does not depend on the row count or the threads (csrc/matmul.cpp): the kernel
+is batch-invariant, so verification and plain decoding compute the same.
 
 Above `MAX_ROWS` rows BLAS multiplies, as its blocking may be faster on processors that were not
 measured. Our kernel still multiplies int8 weights and rounded rows, as BLAS results would differ.
@@ -22,51 +20,50 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 
 import torch
 from torch import Tensor
 
 from sglang_dspark.backends.cpu import csrc
 from sglang_dspark.backends.cpu.csrc import library
-from sglang_dspark.backends.cpu.threads import process_pool
+from sglang_dspark.backends.cpu.threads import pool_threads
 from sglang_dspark.backends.cpu.weight_formats import (
     BFLOAT16,
     BYTES,
     FLOAT32,
-    FORMATS,
     INT8,
     PANELS,
     WeightFormat,
     dense,
     format_of,
-    is_narrow,
+    is_packed,
 )
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.serving.config import current_config
 
 REVISION = 6  # of kernels and formats: step times saved under another revision are measured again
 LANES = 16
-MAX_BLOCK_ROWS = 6
+MAX_ROWS = 256
+# Weights for each further thread: a part of half that size costs more to hand over.
+_WEIGHTS_PER_THREAD = 1 << 17
 
 # The numbers of csrc/matmul.h, in which bfloat16 with rows rounded to bfloat16 is another format.
 _FORMATS = {FLOAT32: 0, BFLOAT16: 1, INT8: 3, BYTES: 4}
 _ROUNDED_BFLOAT16 = 2
 # Bits of csrc/library.cpp
-_FUSES, _VNNI, _BF16, _AMD = 1, 4, 8, 16
+_VNNI, _BF16, _AMD = 4, 8, 16
 
 
 @dataclass(frozen=True)
 class NarrowMatmul:
-    """A matrix kernel: `call(x, row_stride, rows, block, W, N, K, out, threads)`.
+    """A matrix kernel: `call(x, row_stride, rows, W, N, K, out, threads)`.
 
-    x, W and out are addresses; row_stride is in floats; block <= MAX_BLOCK_ROWS rows of x are
-    computed together (a kernel that rounds them to bfloat16 chooses the number); N is a multiple of
-    LANES, K of the format's columns; out is [rows, N], contiguous. Without a pool one thread
-    computes. entry: address of the same function, for compiled callers.
+    x, W and out are addresses; row_stride is in floats; N is a multiple of LANES, K of the format's
+    columns; out is [rows, N], contiguous. entry: address of the function, for compiled callers.
     """
 
-    call: Callable[[int, int, int, int, int, int, int, int, int], None]
+    call: Callable[[int, int, int, int, int, int, int, int], None]
     entry: int
 
 
@@ -77,7 +74,7 @@ class Processor:
     bits: int
 
     @classmethod
-    @lru_cache(maxsize=1)  # virtual machines trap the instruction that queries the processor
+    @cache  # virtual machines trap the instruction that queries the processor
     def host(cls) -> Processor:
         """Return this machine's processor; without the library all bits are 0."""
         loaded = library()
@@ -95,9 +92,6 @@ class Processor:
         return 2 if self.bits & _AMD else 1
 
 
-AVX2 = Processor(_FUSES)
-
-
 def find_matmul(
     processor: Processor,
     form: WeightFormat = FLOAT32,
@@ -105,12 +99,11 @@ def find_matmul(
     *,
     rounding: bool = False,
 ) -> NarrowMatmul:
-    """Return the kernel for a processor and W in a format.
+    """Return the kernel for a processor and W in a format. Raises DSparkError if it has none.
 
     level: of the cache that weights are prefetched into, None for the processor's; int8 ignores
     it. rounding: whether rows of x are rounded to bfloat16 for bfloat16 weights, on a processor
-    that `multiplies` them. Raises DSparkError without such a kernel. `dspark_matmul` of the library
-    (csrc/library.cpp) reads it from the table at the end of csrc/matmul.cpp.
+    that `multiplies` them.
     """
     loaded, number = library(), _ROUNDED_BFLOAT16 if rounding else _FORMATS[form]
     level = processor.level if level is None else level
@@ -120,16 +113,9 @@ def find_matmul(
             f"there is no product with {form.name} weights for this processor; set cpu.weights to "
             "bfloat16 in the configuration"
         )
-    address, size = ctypes.c_void_p, ctypes.c_int64
-    kind = ctypes.CFUNCTYPE(
-        None, address, size, size, size, address, size, size, address, ctypes.c_int32
-    )
+    p, n = ctypes.c_void_p, ctypes.c_int64
+    kind = ctypes.CFUNCTYPE(None, p, n, n, p, n, n, p, ctypes.c_int32)
     return NarrowMatmul(kind(entry), entry)
-
-
-MAX_ROWS = 256
-# Weights for each further thread: a part of half that size costs more to hand over.
-_WEIGHTS_PER_THREAD = 1 << 17
 
 
 def why_not() -> str | None:
@@ -137,11 +123,6 @@ def why_not() -> str | None:
     if not current_config().cpu.matrix_kernel:
         return "cpu.matrix_kernel is false in the configuration"
     return csrc.why_not()
-
-
-def prepare() -> NarrowMatmul | None:
-    """Return the kernel for float32 weights, as in `prepare_for`."""
-    return prepare_for(FLOAT32)
 
 
 def rounds(form: WeightFormat) -> bool:
@@ -165,8 +146,8 @@ def activations_for(form: WeightFormat) -> str:
     return "bfloat16" if rounds(form) else "float32"
 
 
-@lru_cache(maxsize=len(FORMATS) + 1)
-def prepare_for(form: WeightFormat) -> NarrowMatmul | None:
+@cache
+def prepare(form: WeightFormat = FLOAT32) -> NarrowMatmul | None:
     """Return the kernel for this processor and a format of weights; start the pool's threads.
 
     None where `why_not` has a reason; `F.linear` multiplies then. Raises `DSparkError` where the
@@ -174,28 +155,25 @@ def prepare_for(form: WeightFormat) -> NarrowMatmul | None:
     """
     if why_not() is not None:
         return None
-    pool = process_pool()
-    if pool is not None:
-        pool.grow(torch.get_num_threads())
+    pool_threads(torch.get_num_threads())
     return find_matmul(Processor.host(), form, rounding=form is BFLOAT16 and rounds(form))
 
 
 def kernel_of(weight: Tensor) -> NarrowMatmul | None:
     """Return the kernel that reads a weight in place; None where there is none."""
     form = format_of(weight)
-    return None if form is None else prepare_for(form)
+    return None if form is None else prepare(form)
 
 
 def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Compute `F.linear`: x [..., K], weight [N, K], bias [N] or None -> [..., N].
 
     Our kernel computes it where `eligible`, and is batch-invariant; else `F.linear` does, with the
-    float32 numbers of a packed weight. Call `prepare_for` once at load, or the first call starts
-    the threads.
+    float32 numbers of a packed weight.
     """
     kernel = kernel_of(weight)
     if kernel is None or not eligible(x, weight):
-        wide = x.dtype is torch.float32 and is_narrow(weight)
+        wide = x.dtype is torch.float32 and (weight.dtype is torch.bfloat16 or is_packed(weight))
         return torch.nn.functional.linear(x, dense(weight) if wide else weight, bias)
     out = narrow(kernel, x if x.dim() == 2 else x.reshape(-1, x.shape[-1]), weight)
     if bias is not None:
@@ -230,31 +208,14 @@ def narrow(kernel: NarrowMatmul, x: Tensor, weight: Tensor, threads: int | None 
     """
     if x.stride(1) != 1:
         x = x.contiguous()
-    m = x.shape[0]
-    n, k = weight.shape
+    m, (n, k) = len(x), weight.shape
     if threads is None:
         threads = threads_for(n, k)
     out = x.new_empty(m, n)
-    kernel.call(
-        x.data_ptr(),
-        x.stride(0),
-        m,
-        block_rows(m),
-        weight.data_ptr(),
-        n,
-        k,
-        out.data_ptr(),
-        threads,
-    )
+    kernel.call(x.data_ptr(), x.stride(0), m, weight.data_ptr(), n, k, out.data_ptr(), threads)
     return out
 
 
 def threads_for(n: int, k: int) -> int:
     """Choose the threads for a weight [n, k]: torch's number, fewer for a small weight."""
     return max(1, min(torch.get_num_threads(), n * k // _WEIGHTS_PER_THREAD))
-
-
-def block_rows(m: int) -> int:
-    """Return the rows of a block, for m rows of x in as few even blocks as registers allow."""
-    blocks = -(-m // MAX_BLOCK_ROWS)
-    return -(-m // blocks)

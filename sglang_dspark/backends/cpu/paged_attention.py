@@ -10,9 +10,8 @@ plain decoding and of verification agrees exactly, and so does that of prompts i
 several, or with a cached prefix.
 
 `attend_by_torch` computes half-precision caches and capped scores, and all types without the
-kernel, by scaled_dot_product_attention: one product per request, as prefill lengths differ and
-the matrix work dominates at these sizes. K and V are read as a view where the request's slots are
-consecutive, as those of new prefills are.
+kernel: one product per request, as prefill lengths differ. K and V are read as a view where the
+request's slots are consecutive, as those of new prefills are.
 """
 
 from __future__ import annotations
@@ -22,6 +21,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
 
 from sglang_dspark.backends.cpu.attention_plan import (
     CACHED,
@@ -56,7 +56,6 @@ class _Heads(ctypes.Structure):
     _fields_ = (("data", _ADDRESS), ("row_stride", _SIZE), ("head_stride", _SIZE))
 
 
-_NO_HEADS = _Heads()
 _ARGUMENTS = (
     *(ctypes.POINTER(PlanAddresses), ctypes.POINTER(Attention)),
     *(_Heads, _Heads, _Heads, _ADDRESS, _SIZE, _ADDRESS, _SIZE),
@@ -94,14 +93,13 @@ def paged_attention(
         q.shape[1], kv_heads, width, value_width, _address(k_cache), _address(v_cache), window,
         scale, causal,
     )  # fmt: skip
-    new_k = new_v = _NO_HEADS
-    slots = added = 0
-    if new is not None:
-        new_k, new_v, slots, added = _heads(new[0]), _heads(new[1]), *_slots(new[2])
-    threads = threads_for(threads, plan, q.shape[1], width + value_width)
+    k, v, slots = new or (q[:0], q[:0], torch.empty(0, dtype=torch.int64))
+    if slots.dtype is not torch.int64 or not slots.is_contiguous():
+        raise TypeError("cache slots are not contiguous torch.int64")
     failed = attend(
-        plan.addresses, attention, _heads(q), new_k, new_v, slots, added, _address(out), threads
-    )
+        plan.addresses, attention, _heads(q), _heads(k), _heads(v), slots.data_ptr(), len(slots),
+        _address(out), threads_for(threads, plan, q.shape[1], width + value_width),
+    )  # fmt: skip
     require_memory(failed)
 
 
@@ -136,12 +134,6 @@ def _heads(rows: Tensor) -> _Heads:
     return _Heads(_address(rows), row, head)
 
 
-def _slots(slots: Tensor) -> tuple[int, int]:
-    if slots.dtype is not torch.int64 or not slots.is_contiguous():
-        raise TypeError("cache slots are not contiguous torch.int64")
-    return slots.data_ptr(), slots.shape[0]
-
-
 def attend_by_torch(
     queries: Tensor,
     keys: Tensor,
@@ -164,30 +156,26 @@ def attend_by_torch(
         k = keys[slots].to(queries.dtype).transpose(0, 1)  # [Hkv, L, D]
         v = values[slots].to(queries.dtype).transpose(0, 1)  # [Hkv, L, Dv]
         q = queries[first : first + count].transpose(0, 1)  # [H, n, D]
-        square = causal and window < 0 and count == cached
+        # Without a mask torch computes a whole causal prompt faster.
+        square = causal and window < 0 and count == cached and not layer.logit_cap
+        mask = None if square else plan.mask(r, causal, window, queries.dtype)
         if layer.logit_cap:
-            mask = plan.mask(r, causal, window, queries.dtype)
             mixed = _capped_attention(q, k, v, mask, layer.scaling, layer.logit_cap)
         else:
-            mask = None if square else plan.mask(r, causal, window, queries.dtype)
-            mixed = _sdpa(q, k, v, mask, square, layer.scaling)
+            mixed = scaled_dot_product_attention(
+                q[None], k[None], v[None], attn_mask=mask, is_causal=square, scale=layer.scaling,
+                enable_gqa=True,
+            )[0]  # fmt: skip
         out[first : first + count] = mixed.transpose(0, 1)
-
-
-def _sdpa(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, square: bool, scale: float
-) -> Tensor:
-    """Attend q [H, n, D], k [Hkv, L, D], v [Hkv, L, Dv] -> [H, n, Dv]; square: causal, n == L."""
-    mixed = torch.nn.functional.scaled_dot_product_attention(
-        q[None], k[None], v[None], attn_mask=mask, is_causal=square, scale=scale, enable_gqa=True
-    )
-    return mixed[0]
 
 
 def _capped_attention(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, cap: float
 ) -> Tensor:
-    """Compute `_sdpa` with scores capped to cap * tanh(score / cap) before the softmax."""
+    """Attend q [H, n, D], k [Hkv, L, D], v [Hkv, L, Dv] -> [H, n, Dv] with capped scores.
+
+    They are cap * tanh(score / cap) before the softmax.
+    """
     group = q.shape[0] // k.shape[0]
     grouped = q.reshape(k.shape[0], group * q.shape[1], q.shape[2])  # heads of a group become rows
     scores = torch.bmm(grouped, k.transpose(1, 2)) * scale

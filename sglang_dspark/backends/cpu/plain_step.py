@@ -22,31 +22,23 @@ from torch import Tensor
 from sglang_dspark.backends.cpu.accept import accept, agreed
 from sglang_dspark.backends.cpu.context_kv import Committed
 from sglang_dspark.backends.cpu.fast_paths import require
-from sglang_dspark.backends.cpu.ragged_layout import layout_without_drafts
-from sglang_dspark.backends.cpu.verify_forward import VerifyRows, verify_forward
+from sglang_dspark.backends.cpu.ragged_layout import layout_of
+from sglang_dspark.backends.cpu.verify_forward import verify_forward
 from sglang_dspark.serving import upstream
 from sglang_dspark.step.penalties import is_penalised
 from sglang_dspark.step.seeds import seeds_of
 
 
 def require_worker(worker: Any) -> None:
-    """Require that no other feature of this worker observes its decode steps.
+    """Require that no feature changes decode steps, of those that `step.build.obstacle` allows.
 
     Raises UnsupportedError where one does.
     """
-    runner, observers = worker.model_runner, worker._observers
-    config = runner.model_config
-    require(runner.lora_manager is None, "LoRA is on")
-    require(not (config.model_is_mrope or config.is_multimodal), "the target is multimodal")
-    require(runner.ngram_embedding_manager.engram_hasher is None, "the target embeds n-grams")
+    runner = worker.model_runner
+    require(not runner.model_config.is_multimodal, "the target is multimodal")
+    require(not worker._need_mamba_verify_commit, "the target keeps a recurrent state")
     require(runner.decode_cuda_graph_runner is None, "decoding runs in graphs")
     require(not runner.kv_index_translator.reads_are_translated, "cache slots are translated")
-    require(not observers._info_dumper.enabled, "SGLang dumps what its steps do")
-    require(observers._block_accept_recorder is None, "SGLang records what is accepted")
-    require(worker._kv_injector.swa_ring_size is None, "the draft's cache is a ring")
-    require(not worker._prepare_inputs_once, "inputs of a step are prepared ahead")
-    require(not worker._simulate_acc_greedy, "acceptance is simulated")
-    require(worker._deferred_commit() is None, "commits are deferred")
 
 
 def supports_batch(batch: Any) -> bool:
@@ -84,18 +76,19 @@ def run(
     anchors = batch.spec_info.bonus_tokens.view(-1)
     table = worker.model_runner.req_to_token_pool.req_to_token
     slots = table[batch.req_pool_indices, prefix].to(torch.int64)  # of each next token, [R]
-    rows = VerifyRows(anchors, prefix, slots, layout_without_drafts(requests))
-    output = verify_forward(worker, batch, rows)
+    window = upstream.RaggedVerifyWindow(
+        positions=prefix, verify_cache_loc=slots, verify_ids=anchors, window_index=None
+    )
+    layout, width = layout_of((0,) * requests), int(worker.verify_num_draft_tokens)
+    output = verify_forward(worker, batch, layout, window)
     tokens = agreed(_next_tokens(output.next_token_logits, anchors, batch), worker._tp_sync)
-    one = _windows(requests)[0]
-    lens = prefix + 1
+    one, lens = _windows(requests)[0], prefix + 1
     if publish is not None:
         publish(lens)
     write_context(
         Committed(batch.req_pool_indices, one, anchors, prefix, slots, output.hidden_states)
     )
     output.hidden_states = None
-    width = int(worker.verify_num_draft_tokens)
     padded = torch.zeros(requests, width, dtype=torch.int64)
     padded[:, 0] = tokens
     return upstream.GenerationBatchResult(
@@ -103,7 +96,7 @@ def run(
         next_token_ids=padded.view(-1),
         accept_lens=one,
         block_accept_lens=one,
-        cap_lens=rows.layout.verify_lens,
+        cap_lens=layout.verify_lens,
         can_run_cuda_graph=False,
         next_draft_input=upstream.make_draft_input_v2(bonus_tokens=tokens, new_seq_lens=lens),
         speculative_num_draft_tokens=width,

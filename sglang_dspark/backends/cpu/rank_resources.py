@@ -12,7 +12,6 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -30,34 +29,26 @@ STATIC_MEMORY = 0.8
 _ours: dict[str, str] = {}  # set by this process: its next engine may need other values
 
 
-@dataclass(frozen=True)
-class Ranks:
-    """Number of compute processes: `everywhere` in the server, `here` on this machine."""
+def ranks_of(server_args: Any) -> tuple[int, int]:
+    """Count the compute processes of the server, and those of them on this machine.
 
-    everywhere: int
-    here: int
-
-
-def ranks_of(server_args: Any) -> Ranks:
-    """Count ranks; data-parallel replicas are separate processes, except with DP attention only."""
+    Data-parallel replicas are separate processes, except with DP attention only.
+    """
     replicas = 1 if server_args.enable_dp_attention else server_args.dp_size
     everywhere = replicas * server_args.tp_size * server_args.pp_size
-    return Ranks(everywhere, max(1, everywhere // server_args.nnodes))
+    return everywhere, max(1, everywhere // server_args.nnodes)
 
 
 def prepare(server_args: Any) -> None:
     """Set variables for the server's processes and its memory share, before they are spawned."""
-    ranks = ranks_of(server_args)
-    os.environ[threads.RANKS] = str(ranks.here)
+    everywhere, here = ranks_of(server_args)
+    os.environ[threads.RANKS] = str(here)
     _choose_network(server_args.dist_init_addr if server_args.nnodes > 1 else None)
-    if ranks.everywhere == 1:
+    if everywhere == 1 or everywhere <= (nodes := memory_nodes()):
         return
-    nodes = memory_nodes()
-    if ranks.everywhere <= nodes:
-        return
-    _set(CORES, "|".join(core_shares(sorted(os.sched_getaffinity(0)), ranks.here)))
+    _set(CORES, "|".join(core_shares(sorted(os.sched_getaffinity(0)), here)))
     if server_args.mem_fraction_static is None:
-        together = -(-ranks.here // nodes)
+        together = -(-here // nodes)
         server_args.mem_fraction_static = round(STATIC_MEMORY / together, 3)
 
 

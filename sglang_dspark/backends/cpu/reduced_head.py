@@ -26,7 +26,6 @@ from sglang_dspark.backends.cpu.csrc import operator
 from sglang_dspark.backends.cpu.fast_paths import require, require_class, supported
 from sglang_dspark.backends.cpu.linear import product
 from sglang_dspark.backends.cpu.weight_formats import take_rows
-from sglang_dspark.backends.cpu.weight_methods import is_quantised
 from sglang_dspark.drafter.draft_confidence import LEAST_REST, certainty, draft_confidence
 from sglang_dspark.drafter.heads import restricted_tokens
 from sglang_dspark.serving import upstream
@@ -34,35 +33,7 @@ from sglang_dspark.step.seeds import DraftSeeds
 from sglang_dspark.verify.rejection import sample_inverse_cdf
 
 _P, _N = c_void_p, c_int64
-_DRAFT = ("draft_block", _P, _P, c_int32, _N, _P, _N, _N, _N, _P, _N, _P, _P, _N, _N, _P, _P, _P)
-
-
-def draft_steps(
-    base: Tensor,
-    anchor: Tensor,
-    weights: tuple[Tensor, Tensor, Tensor],
-    out: Tensor,
-    steps: range,
-    rest: Tensor | None = None,
-) -> None:
-    """Fill out[:, steps], [R, gamma] int64, with the likeliest tokens of U_k + W1[x_{k-1}] W2^T.
-
-    base [R, gamma, n] contiguous float32; anchor [R] int64, the token before the first of `steps`;
-    weights: W1 [V, r] float32, W2 [n, r] in a format of weight_formats.py and token ids [n] int64,
-    contiguous. W2 is `linear.eligible` and `linear.kernel_of` has a kernel for it. rest: [R, gamma]
-    float32, filled at `steps` with (1 - p) / p of the likeliest token's probability p.
-    """
-    (w1, w2, tokens), (requests, gamma, n) = weights, base.shape
-    multiply, run, rank = linear.kernel_of(w2), operator(*_DRAFT), w1.shape[1]
-    assert multiply is not None
-    assert run is not None
-    room = torch.empty(requests * (rank + n))
-    run(
-        multiply.entry, w2.data_ptr(), linear.threads_for(n, rank), linear.block_rows(requests),
-        base.data_ptr(), requests, gamma, n, w1.data_ptr(), rank, tokens.data_ptr(),
-        anchor.data_ptr(), steps.start, steps.stop, out.data_ptr(), room.data_ptr(),
-        None if rest is None else rest.data_ptr(),
-    )  # fmt: skip
+_DRAFT = ("draft_block", _P, _P, c_int32, _P, _N, _N, _N, _P, _N, _P, _P, _N, _N, _P, _P, _P)
 
 
 @dataclass(frozen=True)
@@ -80,29 +51,17 @@ class ReducedHead:
     w1: Tensor
     w2: Tensor
 
-    @property
-    def vocab_size(self) -> int:
-        return self.w1.shape[0]
-
     @cached_property
     def supports_kernel(self) -> bool:
         """Return whether the compiled loop supports both factors."""
-        row = torch.empty(1, self.w2.shape[1])
-        return (
-            linear.kernel_of(self.w2) is not None
-            and self.w1.dtype is torch.float32
-            and self.w1.is_cpu
-            and self.w1.is_contiguous()
-            and linear.eligible(row, self.w2)
-        )
+        plain = self.w1.dtype is torch.float32 and self.w1.is_cpu and self.w1.is_contiguous()
+        return plain and linear.kernel_of(self.w2) is not None
 
 
-def reduced_head(
-    w1: Tensor, w2: Tensor, lm_head: Tensor, packed: Callable[[Tensor], Tensor] = lambda w: w
-) -> ReducedHead | None:
+def reduced_head(w1: Tensor, w2: Tensor, lm_head: Tensor) -> ReducedHead | None:
     """Reduce a vanilla head's weights [V, r] and the LM head [>= V, d]; None without restriction.
 
-    packed: converts W2's rows [n, r] to the stored format.
+    W2's rows get the stored format.
     """
     tokens = restricted_tokens(w1, w2)
     if tokens is None or tokens.numel() == w1.shape[0]:
@@ -112,7 +71,7 @@ def reduced_head(
             tokens=tokens,
             lm_head=take_rows(lm_head.detach(), tokens),
             w1=w1.detach(),
-            w2=packed(w2.detach()[tokens]),
+            w2=packed_weights.packed_copy(w2.detach()[tokens]),
         )
 
 
@@ -126,7 +85,7 @@ def find_reduced_head(model: Any) -> ReducedHead | None:
     if not supported("drafting over a part of the vocabulary", lambda: _require_plain(model)):
         return None
     w1, w2 = model.markov_head.markov_w1.weight, model.markov_head.markov_w2.weight
-    return reduced_head(w1, w2, model.lm_head.weight, packed_weights.packed_copy)
+    return reduced_head(w1, w2, model.lm_head.weight)
 
 
 def _require_plain(model: Any) -> None:
@@ -134,19 +93,39 @@ def _require_plain(model: Any) -> None:
     require_class("its head", head, upstream.VanillaMarkov)
     ranks = int(getattr(lm_head, "tp_size", 1))
     require(head.vocab_shard is None and ranks == 1, "the vocabulary is split over ranks")
-    require(not is_quantised(lm_head), "the LM head is quantised")
+    require(not packed_weights.is_quantised(lm_head), "the LM head is quantised")
     require(not getattr(lm_head, "use_intel_amx_backend", False), "the LM head is packed for AMX")
     ours = lm_head.weight.is_floating_point() or packed_weights.holds(lm_head)
     require(ours, "the LM head is quantised")
-    require(
-        lm_head.weight.shape[0] >= head.vocab_size, "the LM head has fewer tokens than the draft"
-    )
+    whole = lm_head.weight.shape[0] >= head.vocab_size
+    require(whole, "the LM head has fewer tokens than the draft")
 
 
 def base_logits(head: ReducedHead, hidden: Tensor) -> Tensor:
     """Compute base logits: hidden [R * gamma, d] -> U [R * gamma, n], columns `head.tokens`."""
     wide = hidden.dtype is torch.float32
     return product(hidden if wide else hidden.to(head.lm_head.dtype), head.lm_head)
+
+
+def draft_steps(
+    head: ReducedHead, base: Tensor, anchor: Tensor, out: Tensor, steps: range, rest: Tensor | None
+) -> None:
+    """Fill out[:, steps], [R, gamma] int64, with the likeliest tokens of U_k + W1[x_{k-1}] W2^T.
+
+    head: `supports_kernel`. base [R, gamma, n] contiguous float32; anchor [R] int64, the token
+    before the first of `steps`. rest: [R, gamma] float32, filled at `steps` with (1 - p) / p of the
+    likeliest token's probability p.
+    """
+    (requests, gamma, n), rank = base.shape, head.w1.shape[1]
+    multiply, run = linear.kernel_of(head.w2), operator(*_DRAFT)
+    assert multiply is not None
+    assert run is not None
+    room = torch.empty(requests * (rank + n))
+    run(
+        multiply.entry, head.w2.data_ptr(), linear.threads_for(n, rank), base.data_ptr(), requests,
+        gamma, n, head.w1.data_ptr(), rank, head.tokens.data_ptr(), anchor.data_ptr(), steps.start,
+        steps.stop, out.data_ptr(), room.data_ptr(), None if rest is None else rest.data_ptr(),
+    )  # fmt: skip
 
 
 def draft_greedy(
@@ -162,39 +141,25 @@ def draft_greedy(
     confidence: [R, gamma] float32, filled with `draft_confidence` of each position; None: a
     confidence head computes it.
     """
-    gamma = base.shape[1]
-    out = torch.empty(base.shape[0], gamma, dtype=torch.int64)
-    weights = (head.w1, head.w2, head.tokens)
-    if not _compiled(head, base):
-        previous = anchor
-        for k in range(gamma):
+    requests, gamma, _ = base.shape
+    compiled = head.supports_kernel and base.is_contiguous() and 0 < requests <= linear.MAX_ROWS
+    compiled = compiled and base.dtype is torch.float32
+    at_once = gamma if compiled and agree is None else 1
+    out = torch.empty(requests, gamma, dtype=torch.int64)
+    for k in range(0, gamma, at_once):
+        previous = anchor if k == 0 else out[:, k - 1].contiguous()
+        if compiled:
+            draft_steps(head, base, previous, out, range(k, k + at_once), confidence)
+        else:
             step = base[:, k] + _bias(head, previous)
+            out[:, k] = head.tokens[step.argmax(-1)]
             if confidence is not None:
                 confidence[:, k] = draft_confidence(step[:, None])[:, 0]
-            likeliest = head.tokens[step.argmax(-1)]
-            previous = likeliest if agree is None else agree(likeliest)
-            out[:, k] = previous
-        return out
-    if agree is None:
-        draft_steps(base, anchor, weights, out, range(gamma), confidence)
-    else:
-        for k in range(gamma):
-            previous = anchor if k == 0 else out[:, k - 1].contiguous()
-            draft_steps(base, previous, weights, out, range(k, k + 1), confidence)
+        if agree is not None:
             out[:, k] = agree(out[:, k].contiguous())
-    if confidence is not None:  # the loop wrote (1 - p) / p
+    if compiled and confidence is not None:  # the loop wrote (1 - p) / p
         confidence.clamp_min_(LEAST_REST).log_().neg_()
     return out
-
-
-def _compiled(head: ReducedHead, base: Tensor) -> bool:
-    """Return whether the compiled loop supports the head and base logits [R, gamma, n]."""
-    return (
-        head.supports_kernel
-        and base.dtype is torch.float32
-        and base.is_contiguous()
-        and 0 < base.shape[0] <= linear.MAX_ROWS
-    )
 
 
 def draft_sampled(
@@ -217,7 +182,7 @@ def draft_sampled(
     """
     sampled = temperatures > 0
     temperature = torch.where(sampled, temperatures, 1.0)[:, None]
-    logits = base.new_full((*base.shape[:2], head.vocab_size), -torch.inf)
+    logits = base.new_full((*base.shape[:2], len(head.w1)), -torch.inf)
     previous = anchor.long()
     drafted = []
     for k in range(base.shape[1]):

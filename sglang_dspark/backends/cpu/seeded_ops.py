@@ -13,9 +13,8 @@ from torch import Tensor
 from sglang_dspark.backends.cpu.jit import kernel
 from sglang_dspark.verify.seeded import LEAST_WAIT
 
-_LEAST = np.float64(LEAST_WAIT)
+_LEAST, _LARGEST = np.float64(LEAST_WAIT), np.float64(0xFFFFFFFF)
 _MOST = np.finfo(np.float64).max
-_LARGEST = np.float64(0xFFFFFFFF)
 _MARGIN = 1 - 1e-12  # rounding of the bound must not exclude a winner
 
 
@@ -79,22 +78,12 @@ def choose(probs: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
     seeds, positions: [N] int64.
     """
     out = torch.empty(len(probs), dtype=torch.int64)
-    _choose(
-        probs.contiguous().numpy(),
-        seeds.contiguous().numpy(),
-        positions.contiguous().numpy(),
-        out.numpy(),
-    )
+    _choose(*(each.contiguous().numpy() for each in (probs, seeds, positions, out)))
     return out
 
 
 def waits(seeds: Tensor, positions: Tensor, tokens: Tensor) -> Tensor:
     """Compute `verify.seeded.waits`: seeds, positions [N], tokens [n] int64 -> [N, n] float32."""
     out = torch.empty(len(seeds), len(tokens))
-    _fill_waits(
-        seeds.contiguous().numpy(),
-        positions.contiguous().numpy(),
-        tokens.contiguous().numpy(),
-        out.numpy(),
-    )
+    _fill_waits(*(each.contiguous().numpy() for each in (seeds, positions, tokens, out)))
     return out

@@ -40,16 +40,9 @@ class WaitingRows:
         self.waits = torch.zeros(places, dtype=torch.bool)
         held = (self.features, self.positions, self.slots, self.waits)
         self._rows = _Rows(*(each.data_ptr() for each in held), places, width)
-        self._at = ctypes.addressof(self._rows)
-        pointers, sizes = (c_void_p,) * 4, (c_int64,) * 2
-        self._keep = operator("keep_context", *pointers, *sizes, returns=c_int64)
-        taken = (c_void_p, c_void_p, c_int64, c_void_p, c_void_p, c_int64, c_void_p)
-        self._take = operator("take_context", *taken, returns=c_int64)
-
-    @property
-    def number(self) -> int:
-        """Count the waiting rows."""
-        return int(torch.count_nonzero(self.waits))
+        self._at, p, n = ctypes.addressof(self._rows), c_void_p, c_int64
+        self._keep = operator("keep_context", p, p, p, p, n, n, returns=n)
+        self._take = operator("take_context", p, p, n, p, p, n, p, returns=n)
 
     def keep(self, hidden: Tensor, positions: Tensor, slots: Tensor, first: int) -> int:
         """Copy rows `first` and later of hidden [n, m*d] to their places.
@@ -67,7 +60,7 @@ class WaitingRows:
         table: [., context] int32; rows, lens: [R] int64. The rows wait no longer.
         """
         assert self._take is not None
-        found = torch.empty(self.number, dtype=torch.int64)
+        found = torch.empty(int(torch.count_nonzero(self.waits)), dtype=torch.int64)
         if not len(found):
             return found
         rows, lens = rows.long().contiguous(), lens.long().contiguous()

@@ -37,85 +37,63 @@ PAGE = 2 << 20
 PIECE = 32 * PAGE
 _LINE = 64  # bytes of a cache line
 
-_Memory = NDArray[np.uint8]
+GROUP = 64  # columns of a row that share a scale
+PANEL = 16  # rows of int8 in one block
+SCALES_BYTES = 4 * PANEL  # float32, at the start of a panel's group
+GROUP_BYTES = SCALES_BYTES + PANEL * GROUP  # of a panel
+SMALLEST_ROW = (
+    2.0**-112
+)  # of activations: one of smaller numbers becomes 0, its step has no inverse
+
+_left: NDArray[np.uint8] = np.empty(0, np.uint8)  # the rest of the newest piece
+_lock = threading.Lock()  # two weights at one address would raise no error
 
 
-class _Pieces:
-    """Memory pieces that weights share; holds the unused rest of the newest."""
-
-    def __init__(self) -> None:
-        self._left: _Memory = np.empty(0, np.uint8)
-        self._lock = threading.Lock()  # two weights at one address would raise no error
-
-    def take(self, size: int) -> _Memory:
-        """Allocate bytes at the start of a cache line. Raises OSError if memory is exhausted."""
-        whole = -(-size // _LINE) * _LINE
-        with self._lock:
-            if whole > len(self._left):
-                self._left = _new_piece(max(PIECE, whole))
-            taken, self._left = self._left[:size], self._left[whole:]
-        return taken
+def huge_page_bytes(size: int) -> Tensor:
+    """Allocate [size] uint8, uninitialised, with its own storage, at the start of a cache line."""
+    global _left
+    whole = -(-size // _LINE) * _LINE
+    with _lock:
+        if whole > len(_left):
+            _left = _new_piece(max(PIECE, whole))
+        taken, _left = _left[:size], _left[whole:]
+    return torch.from_numpy(taken)
 
 
-def _new_piece(size: int) -> _Memory:
+def _new_piece(size: int) -> NDArray[np.uint8]:
     """Map memory at the start of a huge page; pages are allocated when first written."""
-    kind = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-    mapped = mmap.mmap(-1, size + PAGE, flags=kind)
+    mapped = mmap.mmap(-1, size + PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     try:
         mapped.madvise(mmap.MADV_HUGEPAGE)
     except (AttributeError, OSError) as error:  # not Linux, or a kernel without huge pages
         logger.info("sglang-dspark: %d MiB of weights on ordinary pages: %s", size >> 20, error)
-    memory: _Memory = np.frombuffer(mapped, np.uint8)
+    memory = np.frombuffer(mapped, np.uint8)
     start = -memory.ctypes.data % PAGE
     return memory[start : start + size]
 
 
-_pieces = _Pieces()
-
-
-def huge_page_bytes(size: int) -> Tensor:
-    """Allocate [size] uint8, uninitialised, with its own storage."""
-    return torch.from_numpy(_pieces.take(size))
-
-
-# Above this number of rows torch's own loops are as fast.
-MOST_ROWS = 256
-
-
 @kernel
-def panel_rows(found, scales, total, layout, flip, rows, out):  # type: ignore[no-untyped-def]
+def panel_rows(found, scales, total, together, flip, rows, out):  # type: ignore[no-untyped-def]
     """Write rows[i] of `total` to out[i]; return False, and write nothing, if a row is missing.
 
-    found, scales: all panels as uint8 and as float32. layout: rows of a panel, columns of a group,
-    neighbouring columns, bytes of a panel's group. flip: xor for a byte that makes it its number
-    plus 128. rows [n] int64, out [n, K] float32. torch needs a dozen calls for this, about 50 us of
-    a step.
+    found, scales: all panels as uint8 and as float32. together: neighbouring columns. flip: xor for
+    a byte that makes it its number plus 128. rows [n] int64, out [n, K] float32. torch needs a
+    dozen calls for this, about 50 us of a step.
     """
-    for i in range(rows.shape[0]):
-        if rows[i] < 0 or rows[i] >= total:
+    for row in rows:
+        if row < 0 or row >= total:
             return False
-    lanes, columns, together, step = layout
-    groups = out.shape[1] // columns
-    for i in range(rows.shape[0]):
-        panel, lane = rows[i] // lanes, rows[i] % lanes
+    groups = out.shape[1] // GROUP
+    for i, row in enumerate(rows):
+        lane = row % PANEL
         for g in range(groups):
-            first = (panel * groups + g) * step
+            first = (row // PANEL * groups + g) * GROUP_BYTES
             scale = scales[first // 4 + lane]
-            first += 4 * lanes + lane * together
-            for c in range(columns):
-                byte = found[first + c // together * lanes * together + c % together]
-                out[i, g * columns + c] = np.float32(np.int32(byte ^ flip) - 128) * scale
+            first += SCALES_BYTES + lane * together
+            for c in range(GROUP):
+                byte = found[first + c // together * PANEL * together + c % together]
+                out[i, g * GROUP + c] = np.float32(np.int32(byte ^ flip) - 128) * scale
     return True
-
-
-GROUP = 64  # columns of a row that share a scale
-PANEL = 16  # rows of int8 in one block
-_SCALE_BYTES = 4  # a scale is float32
-SCALES_BYTES = PANEL * _SCALE_BYTES  # at the start of a panel's group
-GROUP_BYTES = SCALES_BYTES + PANEL * GROUP  # of a panel
-SMALLEST_ROW = (
-    2.0**-112
-)  # activations: a row of only smaller numbers becomes 0, as its step would have no inverse
 
 
 @dataclass(frozen=True)
@@ -128,8 +106,7 @@ class WeightFormat:
 
     def row_bytes(self, k: int) -> int:
         """Return the bytes from a row of K weights to the next; int8: with scales, averaged."""
-        scales = k // GROUP * _SCALE_BYTES if self.dtype.itemsize == 1 else 0
-        return k * self.dtype.itemsize + scales
+        return k * self.dtype.itemsize + (k // GROUP * 4 if self.dtype.itemsize == 1 else 0)
 
 
 FLOAT32 = WeightFormat("float32", torch.float32, 16)
@@ -160,11 +137,6 @@ def is_packed(weight: Tensor) -> bool:
     return format_of(weight) in (BFLOAT16, *PANELS)
 
 
-def is_narrow(weight: Tensor) -> bool:
-    """Return whether a float32 product requires `dense` of a weight: packed, or packed rows."""
-    return is_packed(weight) or weight.dtype is torch.bfloat16
-
-
 def can_pack(weight: Tensor, form: WeightFormat) -> bool:
     """Return whether a weight [N, K] can be packed in a format."""
     n, k = weight.shape
@@ -178,15 +150,12 @@ def is_bfloat16(weight: Tensor) -> bool:
 
 
 def pack(weight: Tensor, form: WeightFormat) -> Tensor:
-    """Pack a weight [N, K] float32 in a format, [N, K] of its dtype.
-
-    Raises ValueError where N is no multiple of 16 or K no multiple of the format's columns.
-    """
+    """Pack a weight [N, K] float32 in a format, [N, K] of its dtype; return one it cannot pack."""
     n, k = weight.shape
-    if not can_pack(weight, form):
-        raise ValueError(f"{form.name} takes [16 i, {form.columns} j] weights, not [{n}, {k}]")
+    if form is FLOAT32 or not can_pack(weight, form):
+        return weight
     weight = weight.detach()
-    if form not in PANELS:
+    if form is BFLOAT16:
         return weight.to(form.dtype).contiguous()
     groups = weight.reshape(n, k // GROUP, GROUP)
     scales = groups.abs().amax(-1) / 127.0  # [N, K / 64]
@@ -197,9 +166,8 @@ def pack(weight: Tensor, form: WeightFormat) -> Tensor:
 
 def dense(weight: Tensor) -> Tensor:
     """Return the float32 numbers [N, K] that a weight represents; a float32 weight itself."""
-    if weight.dtype not in _NEIGHBOURS:
-        return weight.float()
-    return _numbers(*int8_rows(weight, torch.arange(weight.shape[0])))
+    int8 = weight.dtype in _NEIGHBOURS
+    return look_up(weight, torch.arange(len(weight))) if int8 else weight.float()
 
 
 def half_rows(x: Tensor) -> Tensor:
@@ -231,36 +199,26 @@ def take_rows(weight: Tensor, rows: Tensor) -> Tensor:
     """Copy rows of a weight in its format: rows [n] int64 -> [n, K].
 
     In float32 where a packed format does not support the number of rows."""
-    if not is_packed(weight):
-        return weight[rows]
-    if len(rows) % PANEL:
+    form = format_of(weight)
+    if len(rows) % PANEL and is_packed(weight):
         return look_up(weight, rows)
-    if weight.dtype in _NEIGHBOURS:
-        return _laid_out(*int8_rows(weight, rows), weight.dtype)
-    return weight[rows]
+    return _laid_out(*int8_rows(weight, rows), form.dtype) if form in PANELS else weight[rows]
 
 
 def look_up(weight: Tensor, tokens: Tensor) -> Tensor:
     """Look up embeddings: tokens [...] int64 -> [..., K] float32. Raises IndexError if missing."""
-    rows = tokens.reshape(-1)
     if weight.dtype not in _NEIGHBOURS:
-        found = weight[rows].float()
-    elif len(rows) > MOST_ROWS:
-        found = _numbers(*int8_rows(weight, rows))
-    else:
-        total, k = weight.shape
-        found = torch.empty(len(rows), k)
-        layout = (PANEL, GROUP, _NEIGHBOURS[weight.dtype], GROUP_BYTES)
-        size = total // PANEL * (weight.shape[1] // GROUP) * GROUP_BYTES
-        panels = weight.as_strided((size,), (1,)).numpy()
-        flip = np.uint8(128 if weight.dtype is torch.int8 else 0)  # uint8 is offset by 128
-        rows = rows.to(torch.int64).contiguous()
-        if not panel_rows(
-            panels.view(np.uint8), panels.view(np.float32), total, layout, flip, rows.numpy(),
-            found.numpy(),
-        ):  # fmt: skip
-            raise IndexError(f"rows {rows.min()} to {rows.max()} of a weight with {total} rows")
-    return found.view(*tokens.shape, weight.shape[1])
+        return weight[tokens].float()
+    rows, (total, k) = tokens.reshape(-1).to(torch.int64).contiguous(), weight.shape
+    found = torch.empty(len(rows), k)
+    panels = weight.as_strided((total // PANEL * (k // GROUP) * GROUP_BYTES,), (1,)).numpy()
+    flip = np.uint8(128 if weight.dtype is torch.int8 else 0)  # uint8 is offset by 128
+    if not panel_rows(
+        panels.view(np.uint8), panels.view(np.float32), total, _NEIGHBOURS[weight.dtype], flip,
+        rows.numpy(), found.numpy(),
+    ):  # fmt: skip
+        raise IndexError(f"rows {rows.min()} to {rows.max()} of a weight with {total} rows")
+    return found.view(*tokens.shape, k)
 
 
 def _laid_out(whole: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
@@ -296,8 +254,3 @@ def int8_rows(weight: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
     if weight.dtype is torch.uint8:
         whole = (whole.short() - _OFFSET).to(torch.int8)
     return whole, scales[panel, :, lane]
-
-
-def _numbers(whole: Tensor, scales: Tensor) -> Tensor:
-    """Multiply int8 [n, K / 64, 64] by scales [n, K / 64]: [n, K] float32."""
-    return (whole.float() * scales[..., None]).flatten(1)

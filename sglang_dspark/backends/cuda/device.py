@@ -87,15 +87,13 @@ class GraphDevice:
         """Return None: a captured graph is the fast path."""
         return None
 
-    def admit(
-        self, engine: Engine, step: Step, logits: Tensor | None, greedy: Tensor | None
-    ) -> Tensor:
+    def admit(self, engine: Engine, step: Step, logits: Tensor | None) -> Tensor:
         """Return indptr [R + 1] int32 by the logits [R, gamma] of this step and the plan's K."""
         plan = step.plan
         if logits is None or not plan.speculates:
             return anchors_alone(plan.requests, self._device)
         step.arriving = to_host(logits)
-        slopes, shifts = engine.calibrate(step, greedy)
+        slopes, shifts = engine.calibrate(step)
         terms = terms_of(slopes, shifts, plan.limits, plan.weights, plan.floors)
         admit = admit_triton if runs_on(self._device) else admit_torch
         return admit(logits, self._upload(terms), admitted_drafts(plan))
@@ -242,7 +240,16 @@ class GraphDevice:
         )
 
     def commit(self, asked: VerifyInput, verified: VerifyOutput, accepted: Any) -> None:
-        """Write the rows of every step, with or without drafts, unless a graph wrote them."""
+        """Write the rows of every step, with or without drafts, unless a graph wrote them.
+
+        Also store the states of recurrent layers behind the last accepted tokens.
+        """
+        self._worker._commit_target_mamba_states_after_verify(  # returns at once without any
+            batch=asked.batch,
+            seq_lens_pre_verify=asked.batch.seq_lens,
+            seq_lens_post_verify=accepted.new_seq_lens,
+            commit_lens=accepted.commit_lens,
+        )
         if asked.rules.penalties is not None:
             asked.rules.penalties.count(accepted.out_tokens, accepted.commit_lens)
         if verified.in_graph and graph_epilogue.commits(self._executor.verify_epilogue):

@@ -45,10 +45,10 @@ GPUS = (
 class Start:
     """Inputs of the rules. args: SGLang's resolved arguments.
 
-    recurrent: whether the target keeps a recurrent state. variables: the environment. by_lengths:
-    whether the configuration sets lengths that do not sum to a K fixed before drafting.
-    generation: the GPU's, 9 of an H100. own_attention: whether the target replaces or wraps the
-    attention backend. mrope: whether its positions have three parts.
+    recurrent: whether the target keeps a recurrent state. delta_rule: whether that is GDN's.
+    variables: the environment. by_lengths: whether the configuration sets lengths that do not sum
+    to a K fixed before drafting. generation: the GPU's, 9 of an H100. own_attention: whether the
+    target replaces or wraps the attention backend.
     """
 
     args: Any
@@ -57,7 +57,7 @@ class Start:
     by_lengths: bool = False
     generation: int = 9
     own_attention: bool = False
-    mrope: bool = False
+    delta_rule: bool = False
 
 
 @dataclass(frozen=True)
@@ -81,6 +81,13 @@ def verify_backend(args: Any) -> str:
 def _is_deterministic(args: Any) -> bool:
     """Return whether `TritonAttnBackend` runs all passes on its unified kernel."""
     return bool(args.enable_deterministic_inference or args.rl_on_policy_target)
+
+
+def _replays(args: Any) -> bool:
+    """Return whether GDN layers verify by another kernel than Triton's, as SGLang resolves it."""
+    decode = args.linear_attn_decode_backend or args.linear_attn_backend
+    verify = args.linear_attn_verify_backend or (decode if decode == "flashinfer" else "triton")
+    return bool(args.enable_linear_replayssm_spec) or verify != "triton"
 
 
 def _is_set(name: str) -> Callable[[Start], bool]:
@@ -142,19 +149,20 @@ FEATURES = (
         lambda start: str(start.args.disaggregation_mode or "null") != "null",
     ),
     Feature(
-        "a target with a recurrent state (Mamba, GDN)",
-        "the target keeps a recurrent state",
-        lambda start: start.recurrent,
+        "a target with a recurrent state other than GDN's (Mamba, KDA, Lightning)",
+        "the target keeps a recurrent state, and only GDN's was tried with ragged windows",
+        lambda start: start.recurrent and not start.delta_rule,
+    ),
+    Feature(
+        "GDN verified by another kernel than Triton's, or with its replay",
+        "this kernel takes all windows of recurrent layers for equally long; "
+        "--linear-attn-verify-backend triton without --enable-linear-replayssm-spec does not",
+        lambda start: start.delta_rule and _replays(start.args),
     ),
     Feature(
         "a target with attention of its own (MiniMax-M3, Dots 3)",
         "the target replaces the attention backend by its own, which has no ragged windows",
         lambda start: start.own_attention,
-    ),
-    Feature(
-        "a target whose positions have three parts (mRoPE: Qwen2-VL, Qwen2.5-VL, Qwen3-VL)",
-        "SGLang computes mRoPE positions for windows of one length (sgl-project/sglang#38899)",
-        lambda start: start.mrope,
     ),
     Feature(
         "SGLANG_DSPARK_DEFER_CONTEXT_KV",

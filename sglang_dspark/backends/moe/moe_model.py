@@ -109,9 +109,9 @@ class MoEDecoderLayer(nn.Module):
             on_cpu = self.input_layernorm.weight.is_cpu and self.dtype == torch.float32
             shared = shared.restored(self.dtype) if on_cpu else None
         self.compiled = _CompiledLayer(
-            expert_ops.CompiledShared.of(shared),
-            expert_ops.CompiledStreams.of(self.attn_residual),
-            expert_ops.CompiledStreams.of(self.mlp_residual),
+            expert_ops.fast_path(expert_ops.CompiledShared, shared),
+            expert_ops.fast_path(expert_ops.CompiledStreams, self.attn_residual),
+            expert_ops.fast_path(expert_ops.CompiledStreams, self.mlp_residual),
         )
 
     def forward(self, x: Tensor, positions: Tensor, forward_batch: Any) -> Tensor:
@@ -221,7 +221,7 @@ class DSparkMoEModel(upstream.DSparkDraftMixin, upstream.DFlashDraftModel):
             return x
         if self.compiled_read is None or not expert_ops.supports_rows(x):
             return self.stream_read(x)
-        return self.compiled_read(x)
+        return self.compiled_read(x)[0]
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         """Load this rank's part of a checkpoint's tensors; quantised experts stay codes and scales.
@@ -242,7 +242,7 @@ class DSparkMoEModel(upstream.DSparkDraftMixin, upstream.DFlashDraftModel):
         if self.shape.num_experts:
             self._choose_backends()
         if self.streams > 1:
-            self.compiled_read = expert_ops.CompiledRead.of(self.stream_read)
+            self.compiled_read = expert_ops.fast_path(expert_ops.CompiledRead, self.stream_read)
 
     def _choose_backends(self) -> None:
         """Choose the backend of each layer's experts by experts/dispatch.py."""

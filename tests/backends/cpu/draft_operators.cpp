@@ -62,7 +62,7 @@ void context(const Level &level, Matmul matmul, Numbers &found) {
   const Words64 positions = {4, 0, 1, 2, 3, 0, 4}, places = {8, 1, 2, 7, 4, 5, 6};
   Numbers room(n * (2 * d + columns));
   const Numbers given = numbers(n * features, 4);
-  level.inject_context(&tables, given.data(), n, 4, positions.data(), places.data(), room.data());
+  level.inject_context(&tables, given.data(), n, positions.data(), places.data(), room.data());
   for (const Numbers &cache : kept) append(found, cache);
   const Numbers x = numbers(n * 3, 5);
   Numbers rows(5 * 3);
@@ -101,7 +101,7 @@ void heads(const Level &level, Matmul matmul, Numbers &found) {
   Words64 tokens(n), drafts(requests * gamma);
   for (int64_t i = 0; i < n; ++i) tokens[i] = i + 1;
   Numbers room(requests * (rank + n)), rest(requests * gamma);
-  level.draft_block(matmul, w2.data(), 1, requests, base.data(), requests, gamma, n, w1.data(), rank,
+  level.draft_block(matmul, w2.data(), 1, base.data(), requests, gamma, n, w1.data(), rank,
                     tokens.data(), anchor.data(), 0, gamma, drafts.data(), room.data(),
                     rest.data());
   append(found, drafts), append(found, rest);
@@ -129,7 +129,7 @@ void experts(const Level &level, Matmul matmul, Numbers &found) {
     const Numbers bias = numbers(n * n, 18), alphas = {0.5f, 2.0f}, block = numbers(tokens * width, 19);
     Numbers projected(tokens * size), read(tokens * width), written(tokens * n * width);
     Numbers scratch(2 * padded(n * n) + 3 * lines);
-    level.read_streams(matmul, streams.data(), tokens, tokens, n, width, phi.data(), size, 1e-6f, 0.5f, bias.data(),
+    level.read_streams(matmul, streams.data(), tokens, n, width, phi.data(), size, 1e-6f, 0.5f, bias.data(),
                        scratch.data(), projected.data(), read.data());
     level.write_streams(streams.data(), tokens, n, width, projected.data(), size, alphas.data(),
                         bias.data(), bias.data(), 20, block.data(), scratch.data(), written.data());

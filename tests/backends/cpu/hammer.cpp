@@ -59,9 +59,8 @@ bool products(int32_t processor) {
       if (matmul == nullptr) continue;
       for (int64_t rows = 1; rows <= most; ++rows) {
         std::vector<float> one(rows * n), many(rows * n);
-        const int64_t blocks = (rows + 5) / 6, block = (rows + blocks - 1) / blocks;
-        matmul(x.data(), k, rows, block, w.data(), n, k, one.data(), 1);
-        matmul(x.data(), k, rows, block, w.data(), n, k, many.data(), 3);
+        matmul(x.data(), k, rows, w.data(), n, k, one.data(), 1);
+        matmul(x.data(), k, rows, w.data(), n, k, many.data(), 3);
         if (memcmp(one.data(), many.data(), one.size() * sizeof(float)) != 0) return false;
       }
     }
@@ -111,7 +110,7 @@ std::vector<float> layers(decltype(&NAMED(layers)) all, Matmul matmul, int64_t t
   std::vector<float> scratch(n * (4 * d + 2 * (heads + kv_heads) * width + 3 * f));
   std::vector<float> normed(n * d), capture(n * d);
   float *captures[] = {nullptr, capture.data(), nullptr};
-  const Rows rows = {n, 6, positions.data(), places.data(), hidden.data(), scratch.data(),
+  const Rows rows = {n, positions.data(), places.data(), hidden.data(), scratch.data(),
                      normed.data(), captures};
   const Stack whole = {stack.data(), 3, d, f, matmul, {norms.data(), 1e-5f}};
   if (all(&whole, &plan, &rows, threads) != 0) return {};

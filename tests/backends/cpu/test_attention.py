@@ -202,7 +202,7 @@ def test_draft_steps() -> None:
     """EAGLE's drafting after its first token: step s sees the prefix and s + 1 drafts."""
     steps, prefix = 4, (9, 0, 30)
     world = World(Case(prefix, (steps,) * 3, heads=6, kv_heads=2))
-    container = DsparkCpuMultiStepDraftBackend(world.runner(), 1, steps)
+    container = DsparkCpuMultiStepDraftBackend(world.runner(), steps)
     assert len(container.attn_backends) == steps - 1
     batch = verify_pass(world)
     batch.forward_mode = ForwardMode.DECODE
@@ -226,7 +226,7 @@ def test_draft_steps() -> None:
 
 def test_one_draft_step_needs_no_backend() -> None:
     world = World(Case((4,), (1,)))
-    assert DsparkCpuMultiStepDraftBackend(world.runner(), 1, 1).attn_backends == []
+    assert DsparkCpuMultiStepDraftBackend(world.runner(), 1).attn_backends == []
 
 
 @settings(max_examples=40, deadline=None)

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from sglang_dspark.backends.cpu import confidence, csrc
-from sglang_dspark.backends.cpu.confidence import confidence_of
+from sglang_dspark.backends.cpu import csrc, draft
+from sglang_dspark.backends.cpu.draft import confidence_of
 from tests.backends.cpu.operator_levels import LEVELS, force_level
 
 V, D, RANK, GAMMA = 60, 40, 16, 5
@@ -70,7 +70,7 @@ def test_every_instruction_set_computes_the_same_bits(monkeypatch: pytest.Monkey
     drafter, given = model(), block(3)
     found = []
     for level in LEVELS:
-        force_level(monkeypatch, confidence, level)
+        force_level(monkeypatch, draft, level)
         found.append(ours_of(drafter, given))
     assert all(torch.equal(each, found[0]) for each in found)
 

@@ -128,7 +128,7 @@ def test_upstream_writes_windows_and_projected_rows(waiting: Waiting, projected:
         for given in (step, more):
             upstreams(waiting, pool=theirs, **given)
             write_target_hidden_kv(upstreams, waiting, pool=ours, **given)
-        assert waiting.__dict__[context_kv.INJECTOR]._waiting.number == 0
+        assert waiting.__dict__[context_kv.INJECTOR]._waiting.waits.count_nonzero() == 0
     assert same(ours, theirs)
 
 
@@ -155,8 +155,8 @@ def test_packed_weights_write_what_they_stand_for(
     # Rows that are rounded beside weights are another test's (test_weight_formats.py).
     file.write_text(json.dumps({"cpu": {"weights": told, "activations": "wide"}}))
     monkeypatch.setenv(config.CONFIG_VARIABLE, str(file))
-    request.addfinalizer(linear.prepare_for.cache_clear)
-    linear.prepare_for.cache_clear()
+    request.addfinalizer(linear.prepare.cache_clear)
+    linear.prepare.cache_clear()
     weights = [draft.fc.weight, *(layer.self_attn.qkv_proj.weight for layer in draft.layers)]
     forms = [FORMATS[kept[0]], *(FORMATS[kept[1]] for _ in draft.layers)]
     if told == "auto":
@@ -262,7 +262,7 @@ def test_rows_wait_until_a_draft_reads_their_context(waiting: Waiting) -> None:
         assert written(ours) == {1, 2, 5, 7}
         context_kv.settle_all(waiting)
     assert same(ours, theirs)
-    assert waiting.__dict__[context_kv.INJECTOR]._waiting.number == 0
+    assert waiting.__dict__[context_kv.INJECTOR]._waiting.waits.count_nonzero() == 0
 
 
 def test_what_a_later_token_supersedes_is_never_written(
@@ -302,7 +302,7 @@ def test_prefills_wait_where_nothing_is_drafted(
         ):
             write(pool=buffers, **step)
             if resting and buffers is ours:
-                context_kv.defer_context(waiting, *context([1]))
+                context_kv.settle(waiting, *context([1]), drafts=False)
             write(pool=buffers, **prompt)
         kept = tokens <= (80 if resting else context_kv.WAITING // 2)
         later = set(prompt["cache_loc"].tolist()) - set(step["cache_loc"].tolist())
@@ -347,7 +347,7 @@ def test_a_draft_reads_what_upstream_would_have_written(
                 write(prompt, list(range(len(prompt))))
             resting = drawn(8) > 0
             if resting:
-                context_kv.defer_context(waiting, *context(*live))
+                context_kv.settle(waiting, *context(*live), drafts=False)
             else:
                 context_kv.settle(waiting, *context(*live))
                 read = torch.tensor([slot for request in live for slot in request])
@@ -373,16 +373,16 @@ def test_long_context_is_not_left_to_one_draft(
     rows = [slots[first : first + 50].tolist() for first in (0, 50, 100)]
     given = arguments(150) | {"cache_loc": slots}
     with torch.inference_mode():
-        context_kv.defer_context(waiting, *context(rows[0]))
+        context_kv.settle(waiting, *context(rows[0]), drafts=False)
         write_target_hidden_kv(_must_not_run, waiting, pool=ours, **steps(1)[0])
-        context_kv.defer_context(waiting, *context(rows[0]))
+        context_kv.settle(waiting, *context(rows[0]), drafts=False)
         for part in range(3):
             piece = {name: value[part * 50 : part * 50 + 50] for name, value in given.items()}
             write_target_hidden_kv(_must_not_run, waiting, pool=ours, **piece)
         assert written(ours) == set()
-        context_kv.defer_context(waiting, *context(rows[0]))
+        context_kv.settle(waiting, *context(rows[0]), drafts=False)
         assert written(ours) == set()
-        context_kv.defer_context(waiting, *context(rows[0], rows[1]))
+        context_kv.settle(waiting, *context(rows[0], rows[1]), drafts=False)
     assert written(ours) == set(rows[0] + rows[1])
 
 
@@ -419,7 +419,7 @@ def test_drafting_settles_what_waits(ours: bool, monkeypatch: pytest.MonkeyPatch
     model.__dict__[context_kv.INJECTOR] = SimpleNamespace(
         pool=None,
         holds=lambda *_: True,
-        settle=lambda *given: settled.append(given),
+        settle=lambda *given: settled.append(given[:3]),
         settle_all=lambda: settled.append("all"),
     )
     backend = object.__new__(DsparkCpuAttnBackend) if ours else SimpleNamespace()
@@ -447,7 +447,7 @@ def test_other_dtypes_keep_upstreams_path() -> None:
         ("scale", "its cache is scaled"),
         ("projection", "projects the target's features in a way of its own"),
         ("half precision", "its fc is no plain product"),
-        ("adjacent rotary", "its rotary embedding is not Llama's"),
+        ("adjacent rotary", "its rotary embedding turns adjacent pairs"),
     ],
 )
 def test_other_drafts_keep_upstreams_path(draft: Draft, case: str, why: str) -> None:

@@ -33,8 +33,9 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
     for name, value in cached_compiler(user_objects()).items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(csrc, "SOURCES", sources)
+    monkeypatch.setattr(threads, "_started", [])  # another library has threads of its own
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    kept = (csrc.library, csrc.operator, linear.prepare_for, threads.process_pool)
+    kept = (csrc.library, csrc.operator, linear.prepare, threads.pool_library)
     for each in kept:
         each.cache_clear()
     yield tmp_path / "cache" / "sglang-dspark" / "csrc"
@@ -73,7 +74,7 @@ def test_without_a_compiler_torch_multiplies_and_one_line_says_so(
     monkeypatch.setattr(csrc, "compilers", lambda: iter(()))
     with caplog.at_level(logging.WARNING):
         assert linear.prepare() is None
-        assert threads.process_pool() is None
+        assert threads.pool_library() is None
         assert threads.pool_threads(4) == 1
         assert csrc.operator("rms_norm_rows") is None
     assert caplog.messages == [

@@ -12,7 +12,6 @@ import torch
 pytest.importorskip("sglang")
 
 from sglang_dspark.backends.cpu import device as device_module
-from sglang_dspark.backends.cpu.accept import accept_rows
 from sglang_dspark.backends.cpu.device import HostDevice
 from sglang_dspark.backends.cpu.ragged_layout import PackedRows
 from tests.backends.cpu.step_world import worker_for
@@ -46,30 +45,39 @@ def test_lengths_are_the_engines_by_the_logits_of_this_step(device: HostDevice) 
 
     engine: Any = Engine()
     step: Any = object()
-    logits, greedy = torch.ones(2, GAMMA, dtype=torch.bfloat16), torch.tensor([True, False])
-    indptr = device.admit(engine, step, logits, greedy)
+    indptr = device.admit(engine, step, torch.ones(2, GAMMA, dtype=torch.bfloat16))
     assert (indptr.tolist(), indptr.dtype) == ([0, 3, 4], torch.int32)
     assert asked[0][0] is step
     assert asked[0][1].dtype is torch.float32
-    assert asked[0][2] is greedy
-    assert device.admit(engine, step, None, None).tolist() == [0, 3, 4]
+    assert device.admit(engine, step, None).tolist() == [0, 3, 4]
     assert asked[1][1] is None
 
 
-def test_a_rank_acts_on_the_outcome_of_the_first_one() -> None:
+def test_a_rank_acts_on_the_outcome_of_the_first_one(device: HostDevice) -> None:
     """Its own rows accept one draft; rank 0 accepted none and drew another token."""
     sent: Any = iter((torch.tensor([0], dtype=torch.int32), torch.tensor([7])))
     tp_sync = SimpleNamespace(sync=lambda site, values: values.copy_(next(sent)))
-    ids, lens, starts = torch.tensor([[1, 2, 0, 0]]), torch.tensor([2]), torch.tensor([0])
-    logits = torch.zeros(2, 9)
+    ids, logits = torch.tensor([[1, 2, 0, 0]]), torch.zeros(2, 9)
     logits[0, 2] = logits[1, 3] = 1.0
-    block, prefix = SimpleNamespace(draft_tokens=ids[:, 1:]), torch.tensor([5])
-    outs = accept_rows(ids, lens, starts, logits, block, None, prefix, None, tp_sync)
+    inputs: Any = SimpleNamespace(
+        ids=ids,
+        batch=SimpleNamespace(sampling_info=None, seq_lens=torch.tensor([5])),
+        proposal=SimpleNamespace(draft_block=SimpleNamespace(draft_tokens=ids[:, 1:])),
+        rules=SimpleNamespace(seeds=None),
+    )
+    outputs = SimpleNamespace(next_token_logits=logits)
+    verified: Any = SimpleNamespace(outputs=outputs, rows=(PackedRows([2], GAMMA + 1), None))
+
+    def accepted(tp_sync: Any) -> Any:
+        device._worker._tp_sync = tp_sync
+        return device.accept(inputs, verified)
+
+    outs = accepted(tp_sync)
     assert outs.commit_lens.tolist() == [1]
     assert outs.new_seq_lens.tolist() == [6]
     assert outs.out_tokens[0, 0] == 7
     alone = SimpleNamespace(sync=lambda site, values: values)
-    own = accept_rows(ids, lens, starts, logits, block, None, prefix, None, alone)
+    own = accepted(alone)
     assert (own.commit_lens.tolist(), own.out_tokens[0, :2].tolist()) == ([2], [2, 3])
 
 
@@ -78,8 +86,9 @@ def test_a_chain_drafter_receives_prefills_and_committed_tokens(device: HostDevi
     told: list[Any] = []
     context = SimpleNamespace(begin_prefill=told.append, commit=told.append)
     device._chain = SimpleNamespace(context=context)  # type: ignore[assignment]
+    device._worker._need_mamba_verify_commit = False
     device.begin_prefill("batch")
-    rows = PackedRows(np.array([2, 3]), GAMMA + 1)
+    rows = PackedRows([2, 3], GAMMA + 1)
     window = SimpleNamespace(
         verify_ids=torch.arange(10, 15),
         verify_cache_loc=torch.arange(20, 25),

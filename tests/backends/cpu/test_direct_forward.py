@@ -22,8 +22,8 @@ from sglang_dspark.backends.cpu import csrc
 from sglang_dspark.backends.cpu.attention import DsparkCpuAttnBackend
 from sglang_dspark.backends.cpu.fast_paths import UnsupportedError
 from sglang_dspark.backends.cpu.layers import direct_forward
+from sglang_dspark.backends.cpu.packed_weights import EmbeddingMethod
 from sglang_dspark.backends.cpu.verify_forward import packed_forward
-from sglang_dspark.backends.cpu.weight_methods import EmbeddingMethod
 from tests.backends.cpu.attention_world import Case, World, ragged_pass, verify_pass
 from tests.backends.cpu.test_layer_stack import one_rank, our_kernels
 
@@ -92,7 +92,6 @@ def runner_of(world: World, model: Any) -> SimpleNamespace:
         **dict.fromkeys(direct_forward.OPTIONAL_HOOKS),
         model=model,
         attn_backend=DsparkCpuAttnBackend(world.runner()),
-        is_generation=True,
         enable_elastic_ep=False,
         eager_runner=eager,
         kv_index_translator=SimpleNamespace(space=lambda kind: SimpleNamespace(write=None)),
@@ -189,7 +188,8 @@ def test_hooks_and_scales_keep_upstreams_path(target: Any) -> None:
 
 def test_a_profiler_gets_sglangs_spans(target: Any) -> None:
     runner = runner_of(World(CASES["whole window"][0]), target)
+    require_model = direct_forward.require_plain_target
     with torch.inference_mode():
-        assert direct_forward.supports_runner(runner)
+        assert direct_forward.supports_pass(runner, require_model, ())
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
-            assert not direct_forward.supports_runner(runner)
+            assert not direct_forward.supports_pass(runner, require_model, ())

@@ -8,6 +8,8 @@ catch exponentials in float32, one in 2^23 of which is 0 and wins.
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -120,3 +122,18 @@ def test_emitted_tokens_keep_the_targets_tail(drafting: Drafting) -> None:
 def test_exponentials_in_float32_are_caught_in_the_output(drafting: Drafting) -> None:
     torch.manual_seed(0)
     assert tail_p_value(*emitted_junk(drafting, steps=100)) < ALARM
+
+
+def test_greedy_drafts_of_sampled_requests_are_accepted_as_sampled() -> None:
+    """With SGLANG_DSPARK_USE_GREEDY_DRAFT next to a greedy request; the accept rule reads both."""
+    from sglang_dspark.backends.cpu.draft import DraftHeads
+
+    torch.manual_seed(0)
+    world = Drafting(torch.arange(6), torch.randn(6, 2), torch.randn(6, 2))
+    tp_sync = SimpleNamespace(sync=lambda site, x: x, enabled=lambda site: False)
+    heads = DraftHeads(None, world.noise, tp_sync, world.head, greedy_only=True)
+    info, anchors = settings(torch.tensor([0.0, 0.8])), torch.tensor([1, 2])
+    base = torch.randn(2, 3, 6)
+    block = heads.sample(base, anchors, torch.empty(0), info, anchors, None)
+    assert block.greedy_draft
+    assert block.greedy_mask.tolist() == [True, False]

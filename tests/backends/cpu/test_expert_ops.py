@@ -7,6 +7,7 @@ import torch
 
 from sglang_dspark.backends.cpu import expert_ops, linear, paged_attention
 from sglang_dspark.backends.cpu.attention_plan import make_plan, narrowed
+from sglang_dspark.backends.cpu.expert_ops import CompiledShared, CompiledStreams, fast_path
 from sglang_dspark.drafter.attention import block_attention
 from sglang_dspark.drafter.hyper_connections import (
     HyperConnection,
@@ -54,14 +55,14 @@ def test_experts_are_the_modules(rows: int) -> None:
 @torch.no_grad()
 def test_shared_experts_are_the_modules(shared: int) -> None:
     module = moe(num_shared_experts=shared).shared_experts
-    compiled = expert_ops.CompiledShared.of(module)
+    compiled = fast_path(CompiledShared, module)
     assert compiled is not None
     assert module is not None
     x = torch.randn(5, 64)
     torch.testing.assert_close(compiled(x), module(x), atol=1e-5, rtol=1e-4)
-    assert expert_ops.CompiledShared.of(None) is None
-    assert expert_ops.CompiledShared.of(moe(moe_intermediate_size=24).shared_experts) is None
-    assert expert_ops.CompiledShared.of(moe().bfloat16().shared_experts) is None
+    assert fast_path(CompiledShared, None) is None
+    assert fast_path(CompiledShared, moe(moe_intermediate_size=24).shared_experts) is None
+    assert fast_path(CompiledShared, moe().bfloat16().shared_experts) is None
 
 
 @torch.no_grad()
@@ -105,7 +106,7 @@ def test_mixing_is_the_modules(
     """Streams that are the unit vectors, and a block of zeros: the result is the mixing."""
     force_level(monkeypatch, expert_ops, level)
     logits = torch.randn(20, n, n, generator=torch.Generator().manual_seed(n)) * scale
-    compiled = expert_ops.CompiledStreams(HyperConnection(n, n))
+    compiled = CompiledStreams(HyperConnection(n, n))
     compiled.alphas.fill_(1.0)
     compiled.mix_bias.zero_()
     projected = torch.cat([torch.zeros(20, 2 * n), logits.flatten(1)], 1)
@@ -125,11 +126,11 @@ def test_streams_are_the_modules(n: int, level: str, monkeypatch: pytest.MonkeyP
     for parameter in [*connection.parameters(), *last.parameters()]:
         parameter.add_(torch.randn_like(parameter) * 0.5)
     x = torch.randn(9, n, 64)
-    compiled = expert_ops.CompiledStreams(connection)
+    compiled = CompiledStreams(connection)
     read, kept = compiled.read(x)
     found = compiled.write(x, block(read), kept)
     torch.testing.assert_close(found, connection(x, block), atol=1e-5, rtol=1e-4)
-    torch.testing.assert_close(expert_ops.CompiledRead(last)(x), last(x), atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(expert_ops.CompiledRead(last)(x)[0], last(x), atol=1e-5, rtol=1e-4)
 
 
 @torch.no_grad()
@@ -139,9 +140,9 @@ def test_every_instruction_set_computes_the_same_bits(monkeypatch: pytest.Monkey
     routing, found = module.gate(x), []
     for level in LEVELS:
         force_level(monkeypatch, expert_ops, level)
-        shared = expert_ops.CompiledShared.of(module.shared_experts)
+        shared = fast_path(CompiledShared, module.shared_experts)
         assert shared is not None
-        own = expert_ops.CompiledStreams(connection)
+        own = CompiledStreams(connection)
         read, projected = own.read(streams)
         experts = routed(module)(x, routing.experts, routing.weights)
         found.append([experts, shared(x), read, projected, own.write(streams, read, projected)])
@@ -150,11 +151,12 @@ def test_every_instruction_set_computes_the_same_bits(monkeypatch: pytest.Monkey
 
 
 def test_without_operators_the_modules_compute(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert expert_ops.CompiledStreams.of(HyperConnection(2, 64)) is not None
-    assert expert_ops.CompiledStreams.of(HyperConnection(2, 60)) is None  # no whole vectors
+    assert fast_path(CompiledStreams, HyperConnection(2, 64)) is not None
+    assert fast_path(CompiledStreams, HyperConnection(2, 60)) is None  # no whole vectors
+    assert fast_path(CompiledStreams, HyperConnection(1, 64)) is None
     monkeypatch.setattr(linear, "prepare", lambda: None)
-    assert expert_ops.CompiledStreams.of(HyperConnection(2, 64)) is None
-    assert expert_ops.CompiledRead.of(StreamRead(2, 64)) is None
+    assert fast_path(CompiledStreams, HyperConnection(2, 64)) is None
+    assert fast_path(expert_ops.CompiledRead, StreamRead(2, 64)) is None
 
 
 @pytest.mark.parametrize("window", [1, 4, 9, 128])

@@ -53,12 +53,12 @@ def test_a_draft_block_is_the_argmax_of_each_sum(
     w1, w2 = (torch.randint(-1, 2, (n, rank)).float() for n in (vocab, width))
     tokens = torch.randperm(vocab)[:width]
     anchor = torch.randint(vocab, (requests,))
-    weights = (w1, w2, tokens)
+    head = reduced_head.ReducedHead(tokens, torch.empty(width, 1), w1, w2)
     whole, pieces = (torch.zeros(requests, gamma, dtype=torch.long) for _ in range(2))
-    reduced_head.draft_steps(base, anchor, weights, whole, range(gamma))
+    reduced_head.draft_steps(head, base, anchor, whole, range(gamma), None)
     previous = anchor
     for k in range(gamma):
-        reduced_head.draft_steps(base, previous, weights, pieces, range(k, k + 1))
+        reduced_head.draft_steps(head, base, previous, pieces, range(k, k + 1), None)
         previous = tokens[(base[:, k] + w1[previous] @ w2.T).argmax(-1)]
         assert torch.equal(whole[:, k], previous)
     assert torch.equal(pieces, whole)
@@ -75,7 +75,8 @@ def test_a_draft_block_with_packed_factors(requests: int, form: str) -> None:
     w2 = pack(torch.randn(width, rank), FORMATS[form])
     tokens, anchor = torch.randperm(vocab)[:width], torch.randint(vocab, (requests,))
     out = torch.zeros(requests, gamma, dtype=torch.long)
-    reduced_head.draft_steps(base, anchor, (w1, w2, tokens), out, range(gamma))
+    head = reduced_head.ReducedHead(tokens, torch.empty(width, 1), w1, w2)
+    reduced_head.draft_steps(head, base, anchor, out, range(gamma), None)
     previous = anchor
     for k in range(gamma):
         bias = linear.product(w1[previous], w2)

@@ -15,7 +15,14 @@ import pytest
 import torch
 
 from sglang_dspark.backends.cpu import weight_formats
-from sglang_dspark.backends.cpu.weight_formats import BYTES, INT8, PAGE, PIECE, _Pieces, pack
+from sglang_dspark.backends.cpu.weight_formats import (
+    BYTES,
+    INT8,
+    PAGE,
+    PIECE,
+    huge_page_bytes,
+    pack,
+)
 
 
 def lines_of(address: int) -> dict[str, str]:
@@ -41,7 +48,7 @@ def mapping_of(memory: Any) -> Any:
 
 @pytest.mark.parametrize("size", [1, 64, 65, 331_776, PAGE, PIECE, PIECE + 1])
 def test_each_has_its_own_bytes(size: int) -> None:
-    taken = [weight_formats.huge_page_bytes(size) for _ in range(3)]
+    taken = [huge_page_bytes(size) for _ in range(3)]
     for number, each in enumerate(taken):
         each.fill_(number)
     for number, each in enumerate(taken):
@@ -52,9 +59,9 @@ def test_each_has_its_own_bytes(size: int) -> None:
 
 
 def test_nothing_is_skipped_between_two() -> None:
-    first = weight_formats.huge_page_bytes(PIECE)  # a piece of its own
+    first = huge_page_bytes(PIECE)  # a piece of its own
     assert first.data_ptr() % PAGE == 0
-    second, third = weight_formats.huge_page_bytes(65), weight_formats.huge_page_bytes(64)
+    second, third = huge_page_bytes(65), huge_page_bytes(64)
     assert third.data_ptr() - second.data_ptr() == 128
 
 
@@ -67,11 +74,14 @@ class _Slow(np.ndarray[Any, Any]):
         return found
 
 
-def test_threads_that_take_at_once_get_places_of_their_own() -> None:
-    pieces, found = _Pieces(), list[int]()
-    pieces._left = np.zeros(4096, np.uint8).view(_Slow)
+def test_threads_that_take_at_once_get_places_of_their_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found = list[int]()
+    monkeypatch.setattr(weight_formats, "_left", np.zeros(4096, np.uint8).view(_Slow))
     each = [
-        threading.Thread(target=lambda: found.append(pieces.take(64).ctypes.data)) for _ in range(8)
+        threading.Thread(target=lambda: found.append(huge_page_bytes(64).data_ptr()))
+        for _ in range(8)
     ]
     for one in each:
         one.start()
@@ -87,12 +97,19 @@ def test_packed_weights_ask_for_huge_pages(form: object) -> None:
     assert "hg" in lines_of(weight.data_ptr())["VmFlags"].split()
 
 
-def test_a_piece_goes_with_its_last_weight() -> None:
-    pieces = _Pieces()
-    first, last = pieces.take(PIECE // 2), pieces.take(PIECE // 2)
-    piece = weakref.ref(mapping_of(first))
-    assert mapping_of(last) is piece()
-    pieces.take(1)  # from the next one
+def test_a_piece_goes_with_its_last_weight(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, new_piece = [], weight_formats._new_piece
+    monkeypatch.setattr(weight_formats, "_left", np.empty(0, np.uint8))
+
+    def recorded(size: int) -> Any:
+        memory = new_piece(size)
+        made.append(weakref.ref(mapping_of(memory)))
+        return memory
+
+    monkeypatch.setattr(weight_formats, "_new_piece", recorded)
+    first, last = huge_page_bytes(PIECE // 2), huge_page_bytes(PIECE // 2)
+    (piece,) = made
+    huge_page_bytes(1)  # from the next one
     del first
     gc.collect()
     assert piece() is not None

@@ -10,13 +10,8 @@ import torch
 from torch import Tensor
 
 from sglang_dspark.backends.cpu import csrc, linear
-from sglang_dspark.backends.cpu.linear import (
-    MAX_BLOCK_ROWS,
-    NarrowMatmul,
-    Processor,
-    find_matmul,
-)
-from sglang_dspark.backends.cpu.threads import process_pool
+from sglang_dspark.backends.cpu.linear import NarrowMatmul, Processor, find_matmul
+from sglang_dspark.backends.cpu.threads import pool_threads
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.serving import config
 from tests.backends.cpu.product_reference import PROCESSORS, float_product, processor_named
@@ -28,17 +23,15 @@ pytestmark = pytest.mark.skipif(not HOST_FUSES, reason="no fused multiply-add: F
 
 @pytest.fixture(scope="module", params=PROCESSORS)
 def kernel(request: pytest.FixtureRequest) -> NarrowMatmul:
-    pool = process_pool()
-    if pool is not None:
-        pool.grow(3)
+    pool_threads(3)
     return find_matmul(processor_named(request.param))
 
 
 @pytest.fixture
 def fresh_preparation() -> Iterator[None]:
-    linear.prepare_for.cache_clear()
+    linear.prepare.cache_clear()
     yield
-    linear.prepare_for.cache_clear()
+    linear.prepare.cache_clear()
 
 
 def matrices(m: int, n: int, k: int) -> tuple[Tensor, Tensor]:
@@ -95,8 +88,7 @@ def test_nothing_outside_the_result_is_written(kernel: NarrowMatmul) -> None:
     x, weight = matrices(m, n, k)
     room = torch.full((m * n + 64,), -7.0)
     out = room[32:-32]
-    block = linear.block_rows(m)
-    kernel.call(x.data_ptr(), k, m, block, weight.data_ptr(), n, k, out.data_ptr(), 1)
+    kernel.call(x.data_ptr(), k, m, weight.data_ptr(), n, k, out.data_ptr(), 1)
     assert torch.equal(out.view(m, n), linear.narrow(kernel, x, weight, 1))
     assert bool((room[:32] == -7).all())
     assert bool((room[-32:] == -7).all())
@@ -112,13 +104,6 @@ def test_not_a_number_stays_in_its_row_and_column(kernel: NarrowMatmul) -> None:
     assert not good[:, 5].any()
     good[2] = good[:, 5] = True
     assert good.all()
-
-
-@pytest.mark.parametrize("m", range(1, 40))
-def test_blocks_are_even_and_fit(m: int) -> None:
-    block = linear.block_rows(m)
-    assert 1 <= block <= MAX_BLOCK_ROWS
-    assert -(-m // block) == -(-m // MAX_BLOCK_ROWS)
 
 
 def test_product_takes_bias_and_leading_dimensions() -> None:
@@ -161,7 +146,7 @@ def test_the_configuration_turns_the_kernel_off(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert linear.prepare() is not None
-    linear.prepare_for.cache_clear()
+    linear.prepare.cache_clear()
     file = tmp_path / "dspark.yaml"
     file.write_text("cpu: {matrix_kernel: false}")
     monkeypatch.setenv(config.CONFIG_VARIABLE, str(file))
@@ -181,7 +166,7 @@ class TestUpstream:
     def test_a_linear_layer_goes_through_the_kernel(self) -> None:
         from sglang.srt.layers.quantization.unquant import UnquantizedLinearMethod
 
-        from sglang_dspark.backends.cpu.weight_methods import LinearMethod
+        from sglang_dspark.backends.cpu.packed_weights import LinearMethod
 
         method, layer = UnquantizedLinearMethod(), torch.nn.Module()
         method.create_weights(layer, 32, [16, 32], 32, 48, torch.float32)
@@ -198,7 +183,7 @@ class TestUpstream:
             assert torch.equal(fallen_back, upstream)
 
     def test_plain_layers_of_a_draft_are_adopted(self) -> None:
-        from sglang_dspark.backends.cpu.weight_methods import adopt_plain_layers
+        from sglang_dspark.backends.cpu.packed_weights import adopt_plain_layers
 
         draft = torch.nn.Module()
         draft.fc = torch.nn.Linear(32, 48)

@@ -7,7 +7,6 @@ import logging
 import pytest
 
 from sglang_dspark.backends.cpu import log_filters
-from sglang_dspark.serving import mode
 
 LOADING = "Ignore import error when loading sglang.srt.models."
 FLAT = "DSpark SPS table is uninitialized (flat): the verify budget degenerates to verify-all"
@@ -56,20 +55,12 @@ def test_other_lines_and_other_loggers_stay(said: pytest.LogCaptureFixture) -> N
         assert said.messages[-1] == line
 
 
-@pytest.mark.parametrize("ours", [True, False])
-def test_upstreams_table_is_its_own_business(
-    said: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, ours: bool
-) -> None:
-    """If SGLang's own scheduler decides, its line is true and stays."""
-    monkeypatch.setattr(mode, "choice", lambda: mode.Choice(ours, ""))
+def test_upstreams_table_is_not_ours(said: pytest.LogCaptureFixture) -> None:
     logging.getLogger(log_filters.PLANNER).warning(FLAT)
-    assert bool(said.messages) is not ours
+    assert not said.messages
 
 
-def test_debugging_shows_all(
-    said: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(mode, "choice", lambda: mode.Choice(True, ""))
+def test_debugging_shows_all(said: pytest.LogCaptureFixture) -> None:
     said.set_level(logging.DEBUG)
     logging.getLogger(log_filters.MODELS).warning(LOADING + "inkling: No module named 'cutlass'")
     logging.getLogger(log_filters.PLANNER).warning(FLAT)

@@ -13,14 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from sglang_dspark.backends.cpu import (
-    attach,
-    csrc,
-    fast_paths,
-    linear,
-    packed_weights,
-    weight_methods,
-)
+from sglang_dspark.backends.cpu import attach, csrc, fast_paths, linear, packed_weights
 from sglang_dspark.backends.cpu.linear import Processor
 from sglang_dspark.backends.cpu.weight_formats import (
     BFLOAT16,
@@ -93,9 +86,9 @@ def form(
     file.write_text(json.dumps({"cpu": {"weights": request.param, "activations": activations}}))
     monkeypatch.setenv(config.CONFIG_VARIABLE, str(file))
     monkeypatch.setattr(fast_paths, "_logged", set())
-    linear.prepare_for.cache_clear()
+    linear.prepare.cache_clear()
     yield str(request.param)
-    linear.prepare_for.cache_clear()
+    linear.prepare.cache_clear()
 
 
 def test_rows_are_as_wide_as_configured(form: str, activations: str) -> None:
@@ -133,10 +126,9 @@ def test_upstreams_modules_go_on(form: str) -> None:
     model: Any = LlamaForCausalLM()
     tokens = torch.tensor([[3, 63, 3], [0, 1, 2]])
     packed_weights.pack_target(runner_of(model))
-    weight_methods.adopt(model)
+    packed_weights.adopt(model)
     embed = model.embed.quant_method.embedding(model.embed, tokens)
     assert torch.equal(embed, dense(model.embed.weight)[tokens])
-    assert torch.equal(packed_weights.embedded(model.embed, tokens[0]), embed[0])
     with torch.inference_mode():
         for rows in (4, linear.MAX_ROWS + 1):
             x = torch.randn(rows, 128)
@@ -159,7 +151,7 @@ def test_a_model_loaded_in_bfloat16_looks_up_bfloat16() -> None:
     """Its weights were not packed here, and its activations are bfloat16."""
     model: Any = LlamaForCausalLM().bfloat16()
     assert is_packed(model.embed.weight)
-    weight_methods.adopt(model)
+    packed_weights.adopt(model)
     found = model.embed.quant_method.embedding(model.embed, torch.tensor([1]))
     assert found.dtype is torch.bfloat16
 
@@ -200,7 +192,7 @@ def test_a_token_map_takes_rows_that_int8_has_not(
         odd, x = taken[:20].clone(), torch.randn(2, 128)  # no format takes twenty rows
         head = SimpleNamespace(weight=odd)
         with torch.inference_mode():
-            found = weight_methods.EmbeddingMethod().apply(head, x)
+            found = packed_weights.EmbeddingMethod().apply(head, x)
         torch.testing.assert_close(found, x @ odd.float().T)
 
 
@@ -266,15 +258,22 @@ def test_without_our_kernel_they_stay_float32(
     assert packed_weights.form_in(model) is FORMATS["float32"]
 
 
+def kept_for(target: nn.Module, draft: nn.Module, patch: pytest.MonkeyPatch) -> str:
+    """Return the part of the key of step times that names kernels and formats."""
+    patch.setattr(attach, "profile_key", lambda worker, device, backend: backend)
+    runner = SimpleNamespace(model_runner=SimpleNamespace(model=target))
+    return str(attach._key(SimpleNamespace(target_worker=runner, draft_model=draft)))
+
+
 def test_kept_step_times_are_those_of_kernel_and_formats(
     form: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target, draft = LlamaForCausalLM(), LlamaForCausalLM()
-    plain = attach._backend(target, draft)
+    plain = kept_for(target, draft, monkeypatch)
     packed_weights.pack_target(runner_of(target))
-    packed = attach._backend(target, draft)
+    packed = kept_for(target, draft, monkeypatch)
     monkeypatch.setattr(attach, "REVISION", "another")
-    assert len({plain, packed, attach._backend(target, draft)}) == 3
+    assert len({plain, packed, kept_for(target, draft, monkeypatch)}) == 3
     assert f"weights {form} x {linear.activations_for(linear.served(FORMATS[form]))}" in packed
 
 

@@ -8,10 +8,10 @@ to be looked at.
 
 from __future__ import annotations
 
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -20,14 +20,23 @@ pytest.importorskip("sglang")
 
 from sglang_dspark.backends.cpu import device as device_module
 from sglang_dspark.backends.cpu import plain_step
+from sglang_dspark.backends.cpu.context_kv import write_target_hidden_kv
 from sglang_dspark.backends.cpu.device import HostDevice
 from sglang_dspark.backends.cpu.fast_paths import require
 from sglang_dspark.backends.cpu.ragged_layout import layout_of
-from sglang_dspark.backends.cpu.verify_forward import VerifyRows
 from sglang_dspark.step.rules import Rules
 from sglang_dspark.step.verify import VerifyInput
 from tests.backends.cpu.step_world import worker_for
-from tests.backends.cpu.test_context_kv import DIM, FEATURES, KV_HEADS, SLOTS, Draft, draft, pool
+from tests.backends.cpu.test_context_kv import (
+    DIM,
+    FEATURES,
+    KV_HEADS,
+    SLOTS,
+    Draft,
+    draft,
+    pool,
+    upstreams,
+)
 
 __all__ = ["draft"]  # the fixture
 
@@ -60,10 +69,10 @@ class Target:
     def following(self, token: int, position: int) -> int:
         return (3 * token + position + 1) % VOCAB
 
-    def verify(self, worker: Any, batch: Any, rows: VerifyRows) -> Any:
+    def verify(self, worker: Any, batch: Any, layout: Any, window: Any, plan: Any = None) -> Any:
         """`verify_forward`: a pass over packed rows, its K and V included."""
-        ids, positions = rows.ids, rows.positions
-        self.written[rows.slots] = torch.stack([ids, positions], 1)
+        ids, positions = window.verify_ids, window.positions
+        self.written[window.verify_cache_loc] = torch.stack([ids, positions], 1)
         logits = torch.zeros(len(ids), VOCAB)
         pairs = zip(ids.tolist(), positions.tolist(), strict=True)
         for row, (token, position) in enumerate(pairs):
@@ -92,6 +101,7 @@ def worker_of(model: Draft, buffers: Any, table: Tensor) -> Any:
     """Upstream's worker with this draft model, its pool and the table of slots."""
     places = SimpleNamespace(req_to_token=table.to(torch.int32))
     model.markov_head = model.lm_head = None  # another head than the kernels know: upstream's code
+    vars(model)["write_target_hidden_kv"] = partial(write_target_hidden_kv, upstreams, model)
     return worker_for(
         GAMMA,
         draft_model=model,
@@ -133,7 +143,7 @@ def ragged_step(
     slots = table.gather(1, positions).reshape(-1)
     plan = SimpleNamespace(write_ids=lambda translator, cols: slots)
     window = SimpleNamespace(positions_2d=positions, verify_cache_loc=slots, kv_loc_plan=plan)
-    layout, drafts = layout_of(np.array(admitted)), blocks[:, 1:]
+    layout, drafts = layout_of(tuple(admitted)), blocks[:, 1:]
     batch = SimpleNamespace(
         has_grammar=False,
         return_logprob=spread,
@@ -189,7 +199,8 @@ def assert_caches_hold(
         positions = torch.arange(begin, end)
         own, slots = torch.tensor(text)[positions], row[positions]
         with torch.inference_mode():
-            draft.write_target_hidden_kv(
+            upstreams(
+                draft,
                 target_hidden=target.hidden(own, positions),
                 pool=theirs,
                 positions=positions,

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 
@@ -14,7 +13,6 @@ from sglang_dspark.backends.cpu.accept import accept
 from sglang_dspark.backends.cpu.greedy_ops import accept_greedy, committed
 from sglang_dspark.backends.cpu.ragged_layout import (
     PackedRows,
-    first_rows,
     layout_of,
     packed_window,
     rows_in,
@@ -27,13 +25,13 @@ GAMMA, VOCAB = 5, 97
 
 
 def packed(lengths: list[int]) -> PackedRows:
-    return rows_in(layout_of(np.asarray(lengths, np.int64)), GAMMA + 1)
+    return rows_in(layout_of(tuple(lengths)), GAMMA + 1)
 
 
 def test_layout_is_upstreams_own() -> None:
     from sglang.srt.speculative.ragged_verify import RaggedVerifyLayout
 
-    ours = layout_of(np.array([0, 3, 5, 1]))
+    ours = layout_of((0, 3, 5, 1))
     theirs = RaggedVerifyLayout.from_verify_lens(
         verify_lens_cpu=[1, 4, 6, 2], device=torch.device("cpu"), grid=[13]
     )
@@ -55,11 +53,11 @@ def test_window_is_upstreams_own() -> None:
     verify_window = SimpleNamespace(
         positions_2d=places.view(4, -1) + 1000, verify_cache_loc=places + 2000
     )
-    window = packed_window(packed(lengths), ids, drafts, verify_window)
+    window = packed_window(packed(lengths), torch.cat([ids[:, :1], drafts], dim=1), verify_window)
     expected = compact_verify_ids(
         draft_block_ids=ids,
         draft_tokens=drafts,
-        layout=layout_of(np.asarray(lengths)),
+        layout=layout_of(tuple(lengths)),
         device="cpu",
     )
     assert torch.equal(window.verify_ids, expected)
@@ -69,19 +67,20 @@ def test_window_is_upstreams_own() -> None:
 
 
 def test_equal_lengths_share_one_layout() -> None:
-    first, again = (layout_of(np.array([2, 0, 5])) for _ in range(2))
+    first, again = (layout_of((2, 0, 5)) for _ in range(2))
     assert first is again
     assert rows_in(first, GAMMA + 1) is rows_in(again, GAMMA + 1)
-    assert layout_of(np.array([2, 5, 0])) is not first
+    assert layout_of((2, 5, 0)) is not first
     assert rows_in(first, GAMMA + 1) is not rows_in(first, GAMMA)
 
 
 def test_a_step_without_drafts_is_one_row_a_request() -> None:
-    layout = layout_of(np.zeros(3, np.int64))
+    layout = layout_of((0,) * 3)
     rows = rows_in(layout, GAMMA + 1)
-    ids, places = torch.tensor([[7, 1], [8, 1], [9, 1]]), torch.arange(3 * (GAMMA + 1))
+    ids, places = torch.zeros(3, GAMMA + 1, dtype=torch.int64), torch.arange(3 * (GAMMA + 1))
+    ids[:, 0] = torch.tensor([7, 8, 9])
     slots = SimpleNamespace(positions_2d=places.view(3, -1), verify_cache_loc=places)
-    window = packed_window(rows, ids, torch.zeros(3, GAMMA, dtype=torch.int64), slots)
+    window = packed_window(rows, ids, slots)
     assert window.verify_ids.tolist() == [7, 8, 9]
     assert window.positions.tolist() == window.window_index.tolist() == [0, 6, 12]
     assert rows.starts.tolist() == [0, 1, 2]
@@ -90,7 +89,7 @@ def test_a_step_without_drafts_is_one_row_a_request() -> None:
 
 
 def test_rows_of_counts_from_each_start() -> None:
-    starts = torch.from_numpy(first_rows(np.array([3, 1, 2])))
+    starts = PackedRows((3, 1, 2), GAMMA + 1).starts
     assert starts.tolist() == [0, 3, 4]
     kept = rows_of(starts, torch.tensor([1, 1, 2], dtype=torch.int32), 4)
     assert kept.tolist() == [0, 3, 4, 5]

@@ -13,22 +13,16 @@ def _seed() -> None:
     torch.manual_seed(7)
 
 
-def test_cache_rows_move_in_every_buffer_as_if_read_first() -> None:
-    buffers = [torch.randn(20, 3, 4), torch.randn(20, 5), torch.randint(0, 9, (20, 2)).short()]
-    expected = [b.clone() for b in buffers]
-    source, target = torch.tensor([4, 5, 6, 11]), torch.tensor([5, 6, 4, 0])  # overlapping
-    for want, have in zip(expected, buffers, strict=True):
-        want[target] = have[source].clone()
-    pointers = torch.tensor([b.data_ptr() for b in buffers], dtype=torch.int64)
-    strides = torch.tensor([b[0].numel() * b.element_size() for b in buffers])
-    ops.copy_all_layer_kv_cache_cpu(pointers, strides, target, source)
-    for want, have in zip(expected, buffers, strict=True):
-        assert torch.equal(want, have)
-
-
-def test_no_rows_to_move_touches_no_memory() -> None:
-    none = torch.empty(0, dtype=torch.int64)
-    ops.copy_all_layer_kv_cache_cpu(torch.tensor([0]), torch.tensor([8]), none, none)
+def test_cache_rows_stay_and_a_tree_that_moves_them_is_refused() -> None:
+    pointer, stride, slots = torch.tensor([0]), torch.tensor([8]), torch.tensor([4, 5])
+    ops.copy_all_layer_kv_cache_cpu(pointer, stride, slots, slots.clone())
+    for operator in (
+        lambda: ops.copy_all_layer_kv_cache_cpu(pointer, stride, slots, slots.flip(0)),
+        ops.fill_accept_out_cache_loc_cpu,
+        ops.verify_tree_greedy_cpu,
+    ):
+        with pytest.raises(NotImplementedError, match="no draft trees"):
+            operator()
 
 
 @pytest.mark.parametrize("index_type", [torch.int32, torch.int64])
@@ -65,13 +59,6 @@ def test_bonus_token_is_the_last_accepted_one() -> None:
     out = torch.empty(3, dtype=torch.int64)
     ops.fill_bonus_tokens_cpu(tokens, torch.tensor([1, 5, 3], dtype=torch.int32), out, 5)
     assert out.tolist() == [0, 9, 12]
-
-
-def test_accepted_slots_are_compacted() -> None:
-    index = torch.tensor([[0, 2, -1], [3, -1, -1]], dtype=torch.int32)
-    out = torch.full((6,), -1, dtype=torch.int64)
-    ops.fill_accept_out_cache_loc_cpu(index, torch.tensor([50, 51, 52, 53]), out)
-    assert out.tolist() == [50, 52, 53, -1, -1, -1]
 
 
 @pytest.mark.parametrize("selected", [False, True])

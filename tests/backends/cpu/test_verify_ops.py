@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from sglang_dspark.backends.cpu import verify_ops
+from sglang_dspark.backends.cpu import accept
 from sglang_dspark.verify import accept_sampled
 from tests.backends.cpu.draft_world import settings
 
@@ -46,13 +46,13 @@ def verified(
         draft_probs=draft_probs,
     )
     info = settings(torch.ones(rows))
-    return verify_ops.sample_windows(verify_input, info, target.log().flatten(0, 1))
+    return accept.sample_windows(verify_input, info, target.log().flatten(0, 1))
 
 
 @pytest.fixture(params=[True, False], ids=["rejection", "target only"])
 def rule(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     spec = SimpleNamespace(speculative_use_rejection_sampling=request.param)
-    monkeypatch.setitem(vars(verify_ops.upstream), "get_spec", lambda: spec)
+    monkeypatch.setitem(vars(accept.upstream), "get_spec", lambda: spec)
 
 
 @pytest.mark.usefixtures("rule")
@@ -68,7 +68,7 @@ def test_chain_writes_what_the_accept_rule_says(monkeypatch: pytest.MonkeyPatch)
         outcomes.append(accept_sampled(*given))
         return outcomes[-1]
 
-    monkeypatch.setattr(verify_ops, "accept_sampled", recorded)
+    monkeypatch.setattr(accept, "accept_sampled", recorded)
     predicts, gained, index = verified(
         rows, n, random_probs(rows, n), candidates, random_probs(rows, gamma)
     )
@@ -108,7 +108,7 @@ def test_dflash_keeps_the_targets_distribution(greedy_like: bool) -> None:
     probs = random_probs(1, n)[0] if not greedy_like else torch.eye(VOCAB)[[4, 0, 1]]
     candidates = torch.tensor([[3, 4, 2]]).expand(rows, n)
     predicts, index, count, flat, following, sibling = chain_buffers(rows, n)
-    verify_ops.chain_speculative_sampling_target_only(
+    accept.chain_speculative_sampling_target_only(
         predicts, index, count, candidates, flat, following, sibling,
         torch.rand(rows, n), torch.rand(rows), probs.expand(rows, n, VOCAB), torch.zeros(1),
     )  # fmt: skip

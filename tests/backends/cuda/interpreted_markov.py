@@ -22,7 +22,6 @@ from torch import Tensor
 from sglang_dspark.backends.cuda import draft
 from sglang_dspark.backends.cuda.reduced_vocabulary import ReducedVocabulary
 from sglang_dspark.drafter.heads import restrict_vocabulary
-from sglang_dspark.patches.cuda import step as step_patch
 from sglang_dspark.serving.mode import Choice
 from tests.kernels.interpreter import patch_language_once
 
@@ -84,7 +83,7 @@ def differences(head: VanillaMarkov, way: str, logits: torch.dtype) -> list[str]
     original = mock.Mock(side_effect=draft_markov_block)
     found = []
     for _ in range(2):
-        tokens, kept = step_patch.draft_markov_block(original, **ours)
+        tokens, kept = draft.draft_steps(original, **ours)
         expected, theirs_kept = draft_markov_block(**theirs)
         if not torch.equal(tokens, expected):
             found.append("tokens")
@@ -157,7 +156,7 @@ def reduced(way: str) -> list[str]:
     for each in (ours, theirs):
         each["base_logits"] = each["base_logits"][:, :, allowed].contiguous()
     with mock.patch.object(draft, "markov_triton", wraps=draft.markov_triton) as launched:
-        tokens, kept = step_patch.draft_markov_block(mock.Mock(), **ours)
+        tokens, kept = draft.draft_steps(mock.Mock(), **ours)
     expected, theirs_kept = found.draft(**theirs)
     wrong = [] if torch.equal(tokens, expected) else ["tokens"]
     wrong += [] if torch.isin(tokens, allowed).all() else ["outside"]

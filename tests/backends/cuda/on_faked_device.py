@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from sglang_dspark.backends.cpu import stub_modules
+from sglang_dspark.backends.cpu import boot
 
 PACKAGES = (
     "sglang_dspark.experts",
@@ -76,7 +76,7 @@ def fake_device() -> None:
     torch.cuda.get_device_properties = lambda device=None: H100
     torch.version.cuda = "13.0"
     sys.meta_path.insert(0, Binaries())
-    stub_modules.install()  # of torchvision, which comes with SGLang on a machine with a GPU
+    boot.install_stubs()  # of torchvision, which comes with SGLang on a machine with a GPU
 
 
 def ours() -> list[str]:
@@ -101,9 +101,8 @@ def main() -> None:
 
     for name in ours():
         for seam in getattr(sys.modules.get(name), "SEAMS", ()):
-            check = registry.check_seam(seam)
-            if not check.ok:
-                wrong.append(registry.mismatch(check))
+            if found := registry.mismatch(seam):
+                wrong.append(str(found))
     from sglang.srt.utils import is_cuda
 
     from sglang_dspark.backends.moe.expert_report import experts_here

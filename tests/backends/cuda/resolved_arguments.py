@@ -48,7 +48,7 @@ def put_in_place() -> None:
     load_plugins()
     from sglang_dspark.patches import registry
 
-    assert registry.installed(), "the plugin did nothing"
+    assert registry.installed, "the plugin did nothing"
 
 
 def facts(major: int) -> dict[str, bool]:

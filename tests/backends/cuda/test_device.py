@@ -220,7 +220,7 @@ def test_plain_decodings_sampler_draws_where_it_has_our_distribution(
 class Engine:
     """Knows the calibration of the one step that it is asked about."""
 
-    def calibrate(self, step: Step, greedy: Any) -> Any:
+    def calibrate(self, step: Step) -> Any:
         return step.calibrated_by
 
 
@@ -238,7 +238,7 @@ def test_windows_are_those_of_the_host(seed: int) -> None:
         step = replace(step, plan=replace(step.plan, floors=floors))
     logits = torch.from_numpy(rng.normal(0, 2, (requests, GAMMA)).astype(np.float32))
     logits[0, 0] = float("nan") if seed % 5 == 0 else logits[0, 0]
-    indptr = device().admit(ENGINE, step, logits, None)
+    indptr = device().admit(ENGINE, step, logits)
     assert step.arriving is not None
     assert torch.equal(step.arriving.nan_to_num(), logits.nan_to_num())
     assert indptr[-1] == requests + admitted_drafts(step.plan)
@@ -250,7 +250,7 @@ def test_windows_are_those_of_the_host(seed: int) -> None:
 
 def test_nothing_drafted_is_nothing_admitted() -> None:
     step = step_of(np.random.default_rng(0), 3)
-    assert device().admit(ENGINE, step, None, None).tolist() == [0, 1, 2, 3]
+    assert device().admit(ENGINE, step, None).tolist() == [0, 1, 2, 3]
     assert step.arriving is None
 
 

@@ -33,12 +33,17 @@ def arguments(**changed: Any) -> SimpleNamespace:
         "enable_unified_memory": False,
         "kv_cache_dtype": "auto",
         "page_size": None,
+        "linear_attn_backend": "triton",
+        "linear_attn_decode_backend": None,
+        "linear_attn_verify_backend": None,
+        "enable_linear_replayssm_spec": False,
     }
     return SimpleNamespace(**(usual | changed))
 
 
 ATTENTION = next(each.name for each in FEATURES if each.name.startswith("attention backends"))
 USUAL = Start(arguments(), recurrent=False, variables={})
+DELTA_RULE = replace(USUAL, recurrent=True, delta_rule=True)
 ROWS = {  # feature's name: a start that has it and nothing else
     ATTENTION: replace(USUAL, args=arguments(attention_backend="flashinfer")),
     "trtllm_mha on Hopper and on consumer Blackwell": replace(
@@ -56,11 +61,13 @@ ROWS = {  # feature's name: a start that has it and nothing else
     "prefill and decode on different servers": replace(
         USUAL, args=arguments(disaggregation_mode="decode")
     ),
-    "a target with a recurrent state (Mamba, GDN)": replace(USUAL, recurrent=True),
-    "a target with attention of its own (MiniMax-M3, Dots 3)": replace(USUAL, own_attention=True),
-    "a target whose positions have three parts (mRoPE: Qwen2-VL, Qwen2.5-VL, Qwen3-VL)": replace(
-        USUAL, mrope=True
+    "a target with a recurrent state other than GDN's (Mamba, KDA, Lightning)": replace(
+        USUAL, recurrent=True
     ),
+    "GDN verified by another kernel than Triton's, or with its replay": replace(
+        DELTA_RULE, args=arguments(enable_linear_replayssm_spec=True)
+    ),
+    "a target with attention of its own (MiniMax-M3, Dots 3)": replace(USUAL, own_attention=True),
     "SGLANG_DSPARK_DEFER_CONTEXT_KV": replace(
         USUAL, variables={"SGLANG_DSPARK_DEFER_CONTEXT_KV": "1"}
     ),
@@ -81,6 +88,30 @@ def test_a_feature_falls_back_with_its_own_line(feature: features.Feature) -> No
 
 def test_ranks_that_agree_are_scheduled() -> None:
     assert obstacle(replace(USUAL, args=arguments(tp_size=8))) is None
+
+
+def test_other_targets_may_have_any_kernel_of_gdn() -> None:
+    other = replace(USUAL, args=arguments(linear_attn_verify_backend="flashinfer"))
+    assert obstacle(other) is None
+
+
+@pytest.mark.parametrize(
+    ("changed", "scheduled"),
+    [
+        ({}, True),
+        ({"linear_attn_decode_backend": "cutedsl"}, True),
+        ({"linear_attn_decode_backend": "flashinfer"}, False),
+        ({"linear_attn_backend": "flashinfer"}, False),
+        (
+            {"linear_attn_decode_backend": "flashinfer", "linear_attn_verify_backend": "triton"},
+            True,
+        ),
+        ({"linear_attn_verify_backend": "nv_cutedsl"}, False),
+    ],
+)
+def test_gdn_is_scheduled_where_triton_verifies(changed: dict[str, str], scheduled: bool) -> None:
+    start = replace(DELTA_RULE, args=arguments(**changed))
+    assert (obstacle(start) is None) == scheduled
 
 
 @pytest.mark.parametrize(("generation", "scheduled"), [(9, False), (10, True), (12, False)])

@@ -32,14 +32,14 @@ struct Waiting {
 extern "C" {
 
 // Project rows x [n, features] and write them into the caches. n > 0,
-// `block` rows together in products; positions, slots [n]; room: n * (2 * d + stacked) floats.
+// positions, slots [n]; room: n * (2 * d + stacked) floats.
 DSPARK_EXPORT void NAMED(inject_context)(const Tables *tables, const float *x, int64_t n,
-                                         int64_t block, const int64_t *positions,
-                                         const int64_t *slots, float *room) {
+                                         const int64_t *positions, const int64_t *slots,
+                                         float *room) {
   const Tables &t = *tables;
   const auto multiply = [&](int which, const float *rows, int64_t k, int64_t width, float *out) {
     const int32_t threads = static_cast<int32_t>(t.threads[which]);
-    t.multiply[which](rows, k, n, block, t.weights[which], width, k, out, threads);
+    t.multiply[which](rows, k, n, t.weights[which], width, k, out, threads);
   };
   const int64_t width = t.heads * t.size, stride = t.layers * 2 * width;
   float *context = room + n * t.d, *stacked = context + n * t.d;

@@ -6,7 +6,6 @@
 
 namespace {
 
-constexpr int64_t kMaxBlock = 6; // as in matmul.cpp
 constexpr float kRounding = 0x1p-23f;
 
 inline float larger(float a, float b) { return b > a ? b : a; }
@@ -16,25 +15,6 @@ constexpr int64_t padded(int64_t n) { return (n + kLanes - 1) / kLanes * kLanes;
 // x [padded(n)]: whole vectors, as parts of one are slow.
 inline void exponentials(float *x, int64_t n) {
   for (int64_t i = 0; i < n; i += kNative) Whole{}.store(x + i, exp32(load<Floats>(x + i)));
-}
-
-// log of numbers in [1, 2^127) to within 2e-7 (Cephes' logf).
-inline Floats log32(Floats x) {
-  // The fraction becomes that of a number >= sqrt(1/2).
-  const Ints raised = (Ints)((Words)x - 0x3f3504f3u);
-  const Floats e = __builtin_convertvector(raised >> 23, Floats);
-  const Floats z = (Floats)((raised & 0x7fffff) + 0x3f3504f3) - spread(1.0f);
-  Floats p = spread(7.0376836292e-2f);
-  p = fma(p, z, spread(-1.1514610310e-1f));
-  p = fma(p, z, spread(1.1676998740e-1f));
-  p = fma(p, z, spread(-1.2420140846e-1f));
-  p = fma(p, z, spread(1.4249322787e-1f));
-  p = fma(p, z, spread(-1.6668057665e-1f));
-  p = fma(p, z, spread(2.0000714765e-1f));
-  p = fma(p, z, spread(-2.4999993993e-1f));
-  p = fma(p, z, spread(3.3333331174e-1f));
-  p = fma(p * z, z * z, fma(e, spread(-2.12194440e-4f), spread(-0.5f) * z * z));
-  return fma(e, spread(0.693359375f), z + p);
 }
 
 // out [n] = scale * sigmoid(alpha x + bias).
@@ -128,11 +108,10 @@ DSPARK_EXPORT void NAMED(swiglu)(Matmul multiply, const float *x, int64_t rows, 
                                  const float *gate_up, const float *down, int64_t inner,
                                  float *room, float *out) {
   if (rows == 0) return;
-  const int64_t blocks = (rows + kMaxBlock - 1) / kMaxBlock, block = (rows + blocks - 1) / blocks;
   float *activated = room + rows * 2 * inner;
-  multiply(x, d, rows, block, gate_up, 2 * inner, d, room, 1);
+  multiply(x, d, rows, gate_up, 2 * inner, d, room, 1);
   NAMED(silu_and_mul_rows)(room, 2 * inner, rows, inner, activated);
-  multiply(activated, inner, rows, block, down, d, inner, out, 1);
+  multiply(activated, inner, rows, down, d, inner, out, 1);
 }
 
 // out [tokens, d]: the weighted experts of each token; x [tokens, d]. order, back
@@ -157,18 +136,18 @@ DSPARK_EXPORT void NAMED(experts)(Matmul multiply, const float *x, int64_t token
 }
 
 // projected [rows, size] = rmsnorm(streams [rows, n * d]) phi^T, of which the first n with alpha and
-// bias [n] weight the streams in out [rows, d]. block: rows that the product computes together.
+// bias [n] weight the streams in out [rows, d].
 DSPARK_EXPORT void NAMED(read_streams)(Matmul multiply, const float *streams, int64_t rows,
-                                       int64_t block, int64_t n, int64_t d, const float *phi,
-                                       int64_t size, float epsilon, float alpha, const float *bias,
-                                       float *room, float *projected, float *out) {
+                                       int64_t n, int64_t d, const float *phi, int64_t size,
+                                       float epsilon, float alpha, const float *bias, float *room,
+                                       float *projected, float *out) {
   const int64_t width = n * d;
-  multiply(streams, width, rows, block, phi, size, width, projected, 1);
+  multiply(streams, width, rows, phi, size, width, projected, 1);
   for (int64_t t = 0; t < rows; ++t) {
     const float *own = streams + t * width;
-    float squares[1 + kNative], *seen = projected + t * size;
-    dots<1, 1>({own}, {own}, width, squares);
-    const float scale = 1.0f / __builtin_sqrtf(squares[0] / static_cast<float>(width) + epsilon);
+    float *seen = projected + t * size;
+    const float mean = dot(own, own, width) / static_cast<float>(width);
+    const float scale = 1.0f / __builtin_sqrtf(mean + epsilon);
     for (int64_t s = 0; s < size; ++s) seen[s] *= scale;
     gates(seen, alpha, bias, n, 1.0f, room);
     const auto stream = [=](int64_t s) { return own + s * d; };

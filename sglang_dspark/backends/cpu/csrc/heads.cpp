@@ -52,12 +52,6 @@ float rest_of(const float *row, int64_t n, float top) {
   return sum_of(whole, numerators(row)) + sum_of(kRowLanes, numerators(last)) - 1.0f;
 }
 
-inline float dot(const float *a, const float *b, int64_t n) {
-  float found[1 + kNative];
-  dots<1, 1>({a}, {b}, n, found);
-  return found[0];
-}
-
 } // namespace
 
 extern "C" {
@@ -79,11 +73,11 @@ DSPARK_EXPORT void NAMED(accept_greedy)(const int64_t *window, int64_t requests,
 
 // Draft positions first .. last of blocks by the largest of base [R, gamma, n] + W1[previous] W2^T,
 // as tokens [n], into out [R, gamma]. anchor [R]: the token before the first. multiply: of the
-// format of w2 [n, rank], `block` rows together. room: R * (rank + n) floats. rest [R, gamma], or
-// null: (1 - p) / p of each draft's probability p.
+// format of w2 [n, rank]. room: R * (rank + n) floats. rest [R, gamma], or null: (1 - p) / p of each
+// draft's probability p.
 DSPARK_EXPORT void NAMED(draft_block)(Matmul multiply, const void *w2, int32_t threads,
-                                      int64_t block, const float *base, int64_t requests,
-                                      int64_t gamma, int64_t n, const float *w1, int64_t rank,
+                                      const float *base, int64_t requests, int64_t gamma,
+                                      int64_t n, const float *w1, int64_t rank,
                                       const int64_t *tokens, const int64_t *anchor, int64_t first,
                                       int64_t last, int64_t *out, float *room, float *rest) {
   float *sums = room + requests * rank;
@@ -92,7 +86,7 @@ DSPARK_EXPORT void NAMED(draft_block)(Matmul multiply, const void *w2, int32_t t
       const int64_t previous = k == first ? anchor[r] : out[r * gamma + k - 1];
       memcpy(room + r * rank, w1 + previous * rank, rank * sizeof *w1);
     }
-    multiply(room, rank, requests, block, w2, n, rank, sums, threads);
+    multiply(room, rank, requests, w2, n, rank, sums, threads);
     for (int64_t r = 0; r < requests; ++r) {
       const float *own = base + (r * gamma + k) * n;
       float *sum = sums + r * n;

@@ -91,6 +91,12 @@ inline void dots(const float *const (&keys)[K], const float *const (&queries)[Q]
   sum_lanes<kNative, Q * K>(joined, found);
 }
 
+inline float dot(const float *a, const float *b, int64_t n) {
+  float found[1 + kNative];
+  dots<1, 1>({a}, {b}, n, found);
+  return found[0];
+}
+
 inline Floats floor_of(Floats v) {
 #if defined(__AVX512F__)
   return _mm512_floor_ps(v);
@@ -118,6 +124,25 @@ inline Floats exp32(Floats x) {
   p = fma(p, r * r, r) + spread(1.0f);
   const Words exponent = (Words)__builtin_convertvector(n, Ints) + 127u;
   return p * (Floats)(exponent << 23);
+}
+
+// log of numbers in [1, 2^127) to within 2e-7 (Cephes' logf).
+inline Floats log32(Floats x) {
+  // The fraction becomes that of a number >= sqrt(1/2).
+  const Ints raised = (Ints)((Words)x - 0x3f3504f3u);
+  const Floats e = __builtin_convertvector(raised >> 23, Floats);
+  const Floats z = (Floats)((raised & 0x7fffff) + 0x3f3504f3) - spread(1.0f);
+  Floats p = spread(7.0376836292e-2f);
+  p = fma(p, z, spread(-1.1514610310e-1f));
+  p = fma(p, z, spread(1.1676998740e-1f));
+  p = fma(p, z, spread(-1.2420140846e-1f));
+  p = fma(p, z, spread(1.4249322787e-1f));
+  p = fma(p, z, spread(-1.6668057665e-1f));
+  p = fma(p, z, spread(2.0000714765e-1f));
+  p = fma(p, z, spread(-2.4999993993e-1f));
+  p = fma(p, z, spread(3.3333331174e-1f));
+  p = fma(p * z, z * z, fma(e, spread(-2.12194440e-4f), spread(-0.5f) * z * z));
+  return fma(e, spread(0.693359375f), z + p);
 }
 
 } // namespace

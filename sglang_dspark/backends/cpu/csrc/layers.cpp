@@ -42,7 +42,7 @@ struct Run {
   }
 
   void multiply(const Product &by, const float *x, int64_t k, int64_t width, float *out) const {
-    stack.matmul(x, k, n, rows.block, by.weight, width, k, out, static_cast<int32_t>(by.threads));
+    stack.matmul(x, k, n, by.weight, width, k, out, static_cast<int32_t>(by.threads));
   }
 
   void add_bias(const float *bias) const {

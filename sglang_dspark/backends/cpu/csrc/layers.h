@@ -30,10 +30,10 @@ struct Stack {
   Norm last; // behind the last layer, or null
 };
 
-// A pass of n rows. block: rows that products compute together. scratch: n * `scratch_width` of
+// A pass of n rows. scratch: n * `scratch_width` of
 // layer_spec.py floats. captures [L]: where a layer's input, with all additions, is copied, or null.
 struct Rows {
-  int64_t n, block;
+  int64_t n;
   const int64_t *positions, *slots; // [n]
   const float *hidden;              // [n, d]
   float *scratch, *normed;          // normed [n, d]: the result

@@ -24,26 +24,18 @@ constexpr int kMaxBlock = 6;     // rows of x in a block
 constexpr int64_t kStrip = 64;   // rows of W in the second-level cache while blocks of x pass
 constexpr int64_t kAhead = 8192; // bytes prefetched ahead into the second-level cache
 
-// Traits of a format in the product: the type of a number of x in the kernels, columns per step.
-template <Format F> struct Traits {
-  typedef float X;
-  static constexpr int kColumns = 16, kBytesPerWeight = 4;
-};
-template <> struct Traits<kBfloat16> {
-  typedef float X;
-  static constexpr int kColumns = 32, kBytesPerWeight = 2;
-};
-template <> struct Traits<kBfloat16Dot> {
-  typedef uint16_t X;
-  static constexpr int kColumns = 32, kBytesPerWeight = 2;
-};
+constexpr int weight_bytes(Format f) { return f == kFloat32 ? 4 : 2; } // of float formats
 
 // ---- float32 and bfloat16 ----------------------------------------------------------------------
 
-// Weights c .. c + kNative of a row as float32.
+// Weights of a row from column c on: kNative as float32, or 2 kNative for a dot product.
 template <Format F> inline Floats weights(const char *row, int64_t c) {
   if constexpr (F == kFloat32) {
     return load<Floats>(row + 4 * c);
+  } else if constexpr (F == kBfloat16Dot) {
+    Floats loaded = load<Floats>(row + 2 * c);
+    hold(loaded);
+    return loaded;
   } else {
 #if defined(__AVX512F__)
     return (Floats)_mm512_slli_epi32(_mm512_cvtepu16_epi32(load<__m256i>(row + 2 * c)), 16);
@@ -55,36 +47,27 @@ template <Format F> inline Floats weights(const char *row, int64_t c) {
   }
 }
 
-// Add one step over k, Traits<F>::kColumns columns from c on, to sum[q][p] for R rows of W and M
-// of x.
-template <Format F, int M, int R>
-inline void step(Floats (&sum)[M][R][kParts], const char *const (&w)[R],
-                 const typename Traits<F>::X *const (&x)[M], int64_t c) {
-  if constexpr (F == kBfloat16Dot) {
+template <Format F> inline Floats add_product(Floats weight, Floats row, Floats sum) {
 #ifdef __AVX512BF16__
-    __m512bh weight[R];
-    UNROLL for (int p = 0; p < R; ++p) {
-      __m512i loaded = load<__m512i>(w[p] + 2 * c);
-      hold(loaded);
-      weight[p] = (__m512bh)loaded;
-    }
-    UNROLL for (int q = 0; q < M; ++q) {
-      const __m512bh row = (__m512bh)load<__m512i>(x[q] + c);
-      UNROLL for (int p = 0; p < R; ++p) {
-        sum[q][p][0] = _mm512_dpbf16_ps(sum[q][p][0], weight[p], row);
-      }
-    }
+  if constexpr (F == kBfloat16Dot) return _mm512_dpbf16_ps(sum, (__m512bh)weight, (__m512bh)row);
 #endif
-  } else {
-    UNROLL for (int at = 0; at < Traits<F>::kColumns; at += kNative) {
-      const int part = at / kNative % kParts;
-      Floats weight[R];
-      UNROLL for (int p = 0; p < R; ++p) weight[p] = weights<F>(w[p], c + at);
-      UNROLL for (int q = 0; q < M; ++q) {
-        const Floats row = load<Floats>(x[q] + c + at);
-        UNROLL for (int p = 0; p < R; ++p) {
-          sum[q][p][part] = fma(weight[p], row, sum[q][p][part]);
-        }
+  return fma(weight, row, sum);
+}
+
+// Add one step over k, a cache line of columns from c on, to sum[q][p] for R rows of W and M of x.
+template <Format F, int M, int R>
+inline void step(Floats (&sum)[M][R][kParts], const char *const (&w)[R], const char *const (&x)[M],
+                 int64_t c) {
+  constexpr int columns = kLine / weight_bytes(F), size = F == kBfloat16Dot ? 2 : 4; // of x
+  constexpr int together = sizeof(Floats) / size;
+  UNROLL for (int at = 0; at < columns; at += together) {
+    const int part = at / together % kParts;
+    Floats weight[R];
+    UNROLL for (int p = 0; p < R; ++p) weight[p] = weights<F>(w[p], c + at);
+    UNROLL for (int q = 0; q < M; ++q) {
+      const Floats row = load<Floats>(x[q] + size * (c + at));
+      UNROLL for (int p = 0; p < R; ++p) {
+        sum[q][p][part] = add_product<F>(weight[p], row, sum[q][p][part]);
       }
     }
   }
@@ -92,21 +75,19 @@ inline void step(Floats (&sum)[M][R][kParts], const char *const (&w)[R],
 
 // M rows of x against n rows of W, R at a time (R divides n), out[q * ldo + i].
 template <Format F, int M, int R, int LEVEL>
-void block(const void *xs, int64_t ldx, const char *w, int64_t k, float *out, int64_t ldo,
+void block(const char *xs, int64_t ldx, const char *w, int64_t k, float *out, int64_t ldo,
            int64_t n) {
-  typedef typename Traits<F>::X X;
-  constexpr int size = Traits<F>::kBytesPerWeight;
+  constexpr int64_t size = weight_bytes(F);
   const int64_t bytes = k * size;
   // Into the second level W can come from further ahead; the first has room for the next rows.
   const int64_t ahead = LEVEL == 2 ? kAhead : bytes * (R > 2 ? R : 2);
-  const X *x[M];
-  UNROLL for (int q = 0; q < M; ++q) x[q] = static_cast<const X *>(xs) + q * ldx;
+  const char *x[M];
+  UNROLL for (int q = 0; q < M; ++q) x[q] = xs + q * ldx;
   for (int64_t i = 0; i < n; i += R) {
     const char *row[R];
     UNROLL for (int p = 0; p < R; ++p) row[p] = w + (i + p) * bytes;
     Floats sum[M][R][kParts] = {};
-    for (int64_t c = 0; c < k; c += Traits<F>::kColumns) {
-      // A step takes 64 bytes of a row, one cache line.
+    for (int64_t c = 0; c < k; c += kLine / size) {
       UNROLL for (int p = 0; p < R; ++p) {
         __builtin_prefetch(row[p] + c * size + ahead, 0, LEVEL == 2 ? 2 : 3);
       }
@@ -131,25 +112,20 @@ void block(const void *xs, int64_t ldx, const char *w, int64_t k, float *out, in
 }
 
 #ifdef __AVX512BF16__
-void round_to_bfloat16(const float *x, int64_t k, char *out) {
-  for (int64_t c = 0; c < k; c += kNative) {
-    const __m256i halves = (__m256i)_mm512_cvtneps_pbh(load<Floats>(x + c));
-    memcpy(out + 2 * c, &halves, sizeof halves);
+template <> struct Way<kBfloat16Dot> {
+  static void round(const float *x, int64_t k, char *out) {
+    for (int64_t c = 0; c < k; c += kNative) {
+      const __m256i halves = (__m256i)_mm512_cvtneps_pbh(load<Floats>(x + c));
+      memcpy(out + 2 * c, &halves, sizeof halves);
+    }
   }
-}
-
-// Rows of x multiplied while W comes from memory: as many as the first-level cache holds next to
-// it, but six in any case; all rows in even blocks.
-int64_t rounded_block(int64_t rows, int64_t k) {
-  const int64_t held = 12288 / k, most = held < 6 ? 6 : least(held, 12);
-  const int64_t blocks = (rows + most - 1) / most;
-  return (rows + blocks - 1) / blocks;
-}
+};
+template <> constexpr bool kSupported<kBfloat16Dot> = true;
 #endif
 
 // ---- the whole product -------------------------------------------------------------------------
 
-typedef void (*Block)(const void *x, int64_t ldx, const char *w, int64_t k, float *out, int64_t ldo,
+typedef void (*Block)(const char *x, int64_t ldx, const char *w, int64_t k, float *out, int64_t ldo,
                       int64_t n);
 
 // Rows of W taken with M rows of x. 16 registers of 8 floats hold 6 sums of 16 lanes next to the
@@ -160,16 +136,8 @@ constexpr int w_rows(int m) {
 }
 
 template <Format F, int LEVEL, int M> constexpr Block block_of() {
-#ifdef __AVX2__
-  if constexpr (F == kInt8) return panels<Pairs, M>;
-#endif
-#ifdef __AVX512VNNI__
-  if constexpr (F == kBytes) return panels<Fours, M>;
-#endif
-  if constexpr (F == kFloat32 || F == kBfloat16 || F == kBfloat16Dot) {
-    return block<F, M, w_rows(M), LEVEL>;
-  }
-  return nullptr;
+  if constexpr (F == kInt8 || F == kBytes) return panels<Way<F>, M>;
+  else return block<F, M, w_rows(M), LEVEL>;
 }
 
 template <Format F, int LEVEL, int... M>
@@ -178,11 +146,18 @@ inline Block chosen(int64_t rows, Sequence<M...>) {
   return table[rows - 1];
 }
 
+// Rows of x multiplied while W comes from memory, in even blocks of at most six; of rounded ones
+// as many as the first-level cache holds next to W, but six in any case.
+template <Format F> inline int64_t block_rows(int64_t rows, int64_t k) {
+  int64_t most = kMaxBlock;
+  if (F == kBfloat16Dot && 12288 / k > most) most = least(12288 / k, 2 * kMaxBlock);
+  const int64_t blocks = (rows + most - 1) / most;
+  return (rows + blocks - 1) / blocks;
+}
+
 struct ProductJob {
-  const char *x;  // float32, or rounded
-  int64_t ldx;    // numbers from row to row
-  int64_t x_size; // bytes of a number
-  int64_t rows, block;
+  const char *x;           // float32, or rounded
+  int64_t ldx, rows, block; // ldx: bytes from row to row
   const char *w;
   int64_t n, k;
   float *out;
@@ -190,56 +165,45 @@ struct ProductJob {
 
 template <Format F> constexpr int64_t row_bytes(int64_t k) {
   if (F == kInt8 || F == kBytes) return k + k / 16; // with its scales, averaged over a panel
-  return k * (F == kFloat32 ? 4 : 2);
+  return k * weight_bytes(F);
 }
 
 // Rows 16 first .. 16 end of W: whole groups, so no thread writes in another one's.
 template <Format F, int LEVEL> void strips(void *data, int64_t first, int64_t end) {
   const ProductJob &job = *static_cast<const ProductJob *>(data);
-  constexpr int most = F == kBfloat16Dot ? 12 : kMaxBlock;
+  constexpr int most = F == kBfloat16Dot ? 2 * kMaxBlock : kMaxBlock;
   for (int64_t i = first * kLanes; i < end * kLanes; i += kStrip) {
     const int64_t n = least(end * kLanes - i, kStrip);
     for (int64_t j = 0; j < job.rows; j += job.block) {
       const int64_t rows = least(job.rows - j, job.block);
       chosen<F, LEVEL>(rows, typename Upto<most>::type())(
-          job.x + j * job.ldx * job.x_size, job.ldx, job.w + i * row_bytes<F>(job.k), job.k,
+          job.x + j * job.ldx, job.ldx, job.w + i * row_bytes<F>(job.k), job.k,
           job.out + j * job.n + i, job.n, n);
     }
   }
 }
 
 template <Format F, int LEVEL>
-void matmul(const float *x, int64_t row_stride, int64_t rows, int64_t block, const void *w,
-            int64_t n, int64_t k, float *out, int32_t threads) {
-  ProductJob job = {reinterpret_cast<const char *>(x), row_stride, 4, rows, block,
-                 static_cast<const char *>(w), n, k, out};
+void matmul(const float *x, int64_t row_stride, int64_t rows, const void *w, int64_t n, int64_t k,
+            float *out, int32_t threads) {
+  ProductJob job = {reinterpret_cast<const char *>(x), 4 * row_stride, rows,
+                    block_rows<F>(rows, k), static_cast<const char *>(w), n, k, out};
   char *rounded = nullptr;
-#ifdef __AVX2__
   if constexpr (F == kInt8 || F == kBfloat16Dot || F == kBytes) {
     // Whole cache lines, and one between two rows: rows of 4 KiB would share cache sets.
-    job.x_size = F == kBytes ? 1 : 2;
-    job.ldx = F == kBytes ? (k + k / kGroup * 8 + 2 * kLine - 1) / kLine * kLine : k + kPadding;
-    const int64_t stride = job.ldx * job.x_size;
-    rounded = static_cast<char *>(aligned_alloc(kLine, rows * stride));
-    for (int64_t j = 0; j < rows; ++j) {
-      const float *row = x + j * row_stride;
-      char *to = rounded + j * stride;
-      if constexpr (F == kInt8) round_to_pairs(row, k, to);
-#ifdef __AVX512VNNI__
-      if constexpr (F == kBytes) round_to_fours(row, k, to);
-#endif
-#ifdef __AVX512BF16__
-      if constexpr (F == kBfloat16Dot) round_to_bfloat16(row, k, to);
-#endif
-    }
+    const int64_t bytes = F == kBytes ? k + k / kGroup * 8 + kLine - 1 : 2 * k;
+    job.ldx = bytes / kLine * kLine + kLine;
+    rounded = static_cast<char *>(aligned_alloc(kLine, rows * job.ldx));
+    for (int64_t j = 0; j < rows; ++j) Way<F>::round(x + j * row_stride, k, rounded + j * job.ldx);
     job.x = rounded;
   }
-#ifdef __AVX512BF16__
-  if constexpr (F == kBfloat16Dot) job.block = rounded_block(rows, k);
-#endif
-#endif
   dspark_pool_run(strips<F, LEVEL>, &job, n / kLanes, threads);
   free(rounded);
+}
+
+template <Format F, int LEVEL> constexpr Matmul kernel() {
+  if constexpr (kSupported<F>) return matmul<F, LEVEL>;
+  else return nullptr;
 }
 
 #define JOINED(a, b) a##b
@@ -248,21 +212,9 @@ void matmul(const float *x, int64_t row_stride, int64_t rows, int64_t block, con
 } // namespace
 
 extern const Kernels KERNELS_OF(DSPARK_ISA) = {
-    {matmul<kFloat32, 1>, matmul<kFloat32, 2>},
-    {matmul<kBfloat16, 1>, matmul<kBfloat16, 2>},
-#ifdef __AVX512BF16__
-    {matmul<kBfloat16Dot, 1>, matmul<kBfloat16Dot, 2>},
-#else
-    {nullptr, nullptr},
-#endif
-#ifdef __AVX2__
-    {matmul<kInt8, 1>, matmul<kInt8, 1>},
-#else
-    {nullptr, nullptr},
-#endif
-#ifdef __AVX512VNNI__
-    {matmul<kBytes, 1>, matmul<kBytes, 1>},
-#else
-    {nullptr, nullptr},
-#endif
+    {kernel<kFloat32, 1>(), kernel<kFloat32, 2>()},
+    {kernel<kBfloat16, 1>(), kernel<kBfloat16, 2>()},
+    {kernel<kBfloat16Dot, 1>(), kernel<kBfloat16Dot, 2>()},
+    {kernel<kInt8, 1>(), kernel<kInt8, 1>()},
+    {kernel<kBytes, 1>(), kernel<kBytes, 1>()},
 };

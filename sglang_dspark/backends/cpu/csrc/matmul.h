@@ -6,10 +6,9 @@
 enum Format { kFloat32, kBfloat16, kBfloat16Dot, kInt8, kBytes, kFormats };
 
 // x [rows, K] float32 with row_stride floats from row to row, W [N, K] in the format, out
-// [rows, N]. block: rows of x taken together, at most 6; where rows are rounded to bfloat16 the
-// kernel chooses their number.
-typedef void (*Matmul)(const float *x, int64_t row_stride, int64_t rows, int64_t block,
-                       const void *w, int64_t n, int64_t k, float *out, int32_t threads);
+// [rows, N].
+typedef void (*Matmul)(const float *x, int64_t row_stride, int64_t rows, const void *w, int64_t n,
+                       int64_t k, float *out, int32_t threads);
 
 // By format and by the cache (1 or 2) that W is prefetched into; null where the instruction set
 // lacks the multiplication.

@@ -54,15 +54,8 @@ template <typename V> inline void hold(V &v) {
 #endif
 }
 
-inline Floats spread(float number) {
-#if defined(__AVX512F__)
-  return _mm512_set1_ps(number);
-#elif defined(__AVX2__)
-  return _mm256_set1_ps(number);
-#else
-  return Floats{number, number, number, number};
-#endif
-}
+// Without zero, which is not added: -0 would become 0.
+inline Floats spread(float number) { return number - Floats{}; }
 
 inline Floats fma(Floats a, Floats b, Floats c) {
 #if defined(__AVX512F__)

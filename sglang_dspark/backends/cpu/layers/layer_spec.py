@@ -9,16 +9,15 @@ code, and the log names the reason (fast_paths.py).
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from sglang_dspark.backends.cpu import linear, paged_attention
 from sglang_dspark.backends.cpu.fast_paths import UnsupportedError, require, require_class
-from sglang_dspark.backends.cpu.linear import NarrowMatmul
+from sglang_dspark.backends.cpu.packed_weights import LinearMethod
 from sglang_dspark.backends.cpu.paged_attention import Attention
 from sglang_dspark.serving import upstream
 
@@ -36,10 +35,14 @@ class Shape:
     mlp: int
 
     @property
+    def qkv(self) -> int:
+        """Count the outputs of the product for queries, keys and values."""
+        return (self.heads + 2 * self.kv_heads) * self.head
+
+    @property
     def scratch_width(self) -> int:
         """Count the floats that csrc/layers.cpp needs for the rows between its operators."""
-        heads, kv_heads = self.heads * self.head, self.kv_heads * self.head
-        return 4 * self.hidden + 2 * heads + 2 * kv_heads + 3 * self.mlp
+        return 4 * self.hidden + self.qkv + self.heads * self.head + 3 * self.mlp
 
 
 class Product(ctypes.Structure):
@@ -71,13 +74,13 @@ class Layer(ctypes.Structure):
 class LayerSpec:
     """The constants of a layer's passes, valid until a parameter is replaced.
 
-    layer: without the addresses of keys and values. index: of the layer in the pool's buffers, from
-    the pool's start_layer. tensors: the layer's, whose memory stays allocated while addresses
-    in it are used.
+    kernel: address of the matrix kernel. layer: without the addresses of keys and values. index: of
+    the layer in the pool's buffers, from the pool's start_layer. tensors: the layer's, whose memory
+    stays allocated while addresses in it are used.
     """
 
     shape: Shape
-    kernel: NarrowMatmul
+    kernel: int
     layer: Layer
     index: int
     tensors: tuple[Tensor, ...]
@@ -87,33 +90,27 @@ def target_layer_of(layer: Any) -> LayerSpec:
     """Resolve a layer of a Llama, Qwen2 or Qwen3 target, with its weights in place.
 
     Raises UnsupportedError where it is not supported, as the other functions here do."""
-    if type(layer) is upstream.Qwen2DecoderLayer:
-        _require_plain(layer, (type(layer), upstream.Qwen2Attention, upstream.Qwen2MLP))
-        _require_served_policy()
-        return _resolve(layer, (None, None))
-    if type(layer) is not upstream.Qwen3DecoderLayer:
-        _require_plain(
-            layer, (upstream.LlamaDecoderLayer, upstream.LlamaAttention, upstream.LlamaMLP)
-        )
-        return _resolve(layer, (None, None))
-    _require_plain(layer, (upstream.Qwen3DecoderLayer, upstream.Qwen3Attention, upstream.Qwen2MLP))
-    attention = layer.self_attn
-    _require_head_norms(attention)
-    _require_served_policy()
-    return _resolve(layer, (attention.q_norm, attention.k_norm))
-
-
-def _require_served_policy() -> None:
-    trained = upstream.get_exec().deterministic.rl_on_policy_target
-    require(trained is None, "a policy in training uses it")
+    kinds = {  # layer: its attention and its MLP
+        upstream.LlamaDecoderLayer: (upstream.LlamaAttention, upstream.LlamaMLP),
+        upstream.Qwen2DecoderLayer: (upstream.Qwen2Attention, upstream.Qwen2MLP),
+        upstream.Qwen3DecoderLayer: (upstream.Qwen3Attention, upstream.Qwen2MLP),
+    }
+    require_class("it", layer, *kinds)
+    _require_plain(layer, *kinds[type(layer)])
+    if type(layer) is not upstream.LlamaDecoderLayer:
+        trained = upstream.get_exec().deterministic.rl_on_policy_target
+        require(trained is None, "a policy in training uses it")
+    return _resolve(layer)
 
 
 def eagle_layer_of(layer: Any) -> LayerSpec:
     """Resolve a layer of an MTP (EAGLE) draft, whose first layer has no norm of its input."""
-    _require_plain(layer, (upstream.EagleDecoderLayer, upstream.LlamaAttention, upstream.LlamaMLP))
+    require_class("it", layer, upstream.EagleDecoderLayer)
+    _require_plain(layer, upstream.LlamaAttention, upstream.LlamaMLP)
     first = layer.self_attn.attn.layer_id == 0
-    require(first == (_input_norm(layer) is None), "its first layer alone has no norm of its input")
-    return _resolve(layer, (None, None))
+    bare = getattr(layer, "input_layernorm", None) is None
+    require(first == bare, "its first layer alone has no norm of its input")
+    return _resolve(layer)
 
 
 def draft_layer_of(layer: Any) -> LayerSpec:
@@ -122,193 +119,137 @@ def draft_layer_of(layer: Any) -> LayerSpec:
     attention = layer.self_attn
     require_class("its attention", attention, upstream.DFlashAttention)
     require_class("its MLP", layer.mlp, upstream.DFlashMLP)
-    _require_modules(layer)
     require(layer.attention_conv is None and layer.mlp_conv is None, "it has convolutions")
     require(attention.v_scale is None, "its values are scaled")
     require(attention.attention_sink_bias is None, "its attention has sinks")
     require(attention.qkv_proj.bias is None, "qkv_proj has a bias")  # context_kv.py adds none
-    _require_head_norms(attention)
-    return _resolve(layer, (attention.q_norm, attention.k_norm))
+    return _resolve(layer)
 
 
-def require_last_norm(norm: Any, width: int) -> None:
-    """Require that the norm after the last layer of rows [n, width] is a plain one."""
-    _require_norm(norm)
-    require(not (norm._forward_hooks or norm._forward_pre_hooks), "its last norm has hooks")
-    require(norm.weight.shape == (width,), "its last norm is not as wide as its rows")
+def _require_plain(layer: Any, attention: type[Any], mlp: type[Any]) -> None:
+    """Require a plain layer of a target or MTP draft; attention, mlp: classes of its parts."""
+    require_class("its attention", layer.self_attn, attention)
+    require_class("its MLP", layer.mlp, mlp)
+    fused = layer.mlp.dual_gemm.mode is not None
+    require(not fused, "its gate and up products are fused by another kernel")
+    require(not layer.mlp.activation_quant.enabled, "its activations are quantised")
+    for boundary in (layer.attn_boundary, layer.ffn_boundary):
+        require(boundary.declaration.update.is_plain_add, "its residual is no plain sum")
 
 
-def _resolve(layer: Any, head_norms: tuple[Any, Any]) -> LayerSpec:
-    ranks = upstream.get_parallel().tp_size
+def _resolve(layer: Any) -> LayerSpec:
+    ranks, attention, mlp = upstream.get_parallel().tp_size, layer.self_attn, layer.mlp
     require(linear.prepare() is not None, str(linear.why_not()))
     require(ranks == 1, f"its layers are split over {ranks} ranks")
-    table, radix = layer.self_attn.rotary_emb.cos_sin_cache, layer.self_attn.attn
-    heads = radix.tp_q_head_num, radix.tp_k_head_num, radix.qk_head_dim
-    shape = Shape(layer.self_attn.qkv_proj.input_size, *heads, layer.mlp.down_proj.input_size)
-    weights = _weights(layer)
-    kernel = _kernel(weights)
-    products = [_product(name, weight) for name, weight in weights.items()]
-    _require_sizes(shape, weights, layer)
-    norms = (_input_norm(layer), layer.post_attention_layernorm, *head_norms)
-    bias = _qkv_bias(layer.self_attn.qkv_proj, shape)
-    found = Layer(
-        *products, bias, *map(norm_at, norms), table.data_ptr(), table.shape[1],
-        _attention(shape, radix),
-    )  # fmt: skip
+    require(not hooked(layer), "a module has hooks")
+    _require_classes(attention, mlp)
+    radix, table = _attention(attention.attn), rotary_table(attention.rotary_emb)
+    sizes = {attention.rotary_emb.head_size, radix.width, radix.value_width}
+    require(len(sizes) == 1, f"its heads have the sizes {sorted(sizes)}")
+    heads = radix.heads, radix.kv_heads, radix.width
+    shape = Shape(attention.qkv_proj.input_size, *heads, mlp.down_proj.input_size)
+    products, kernel = _products(attention, mlp, shape)
+    norms = (
+        norm_of(getattr(layer, "input_layernorm", None), shape.hidden),
+        norm_of(layer.post_attention_layernorm, shape.hidden),
+        norm_of(getattr(attention, "q_norm", None), shape.head),
+        norm_of(getattr(attention, "k_norm", None), shape.head),
+    )
+    bias = _bias_at(attention.qkv_proj.bias, shape)
+    found = Layer(*products, bias, *norms, table.data_ptr(), table.shape[1], radix)
     tensors = (*layer.parameters(), *layer.buffers())
-    return LayerSpec(shape, kernel, found, radix.layer_id, tensors)
+    return LayerSpec(shape, kernel, found, attention.attn.layer_id, tensors)
 
 
-def _attention(shape: Shape, radix: Any) -> Attention:
+def _require_classes(attention: Any, mlp: Any) -> None:
+    """Require upstream's classes of the modules in attention and MLP."""
+    for name, part, kind in (
+        ("attn", attention.attn, upstream.RadixAttention),
+        ("act_fn", mlp.act_fn, upstream.SiluAndMul),
+        ("qkv_proj", attention.qkv_proj, upstream.QKVParallelLinear),
+        ("o_proj", attention.o_proj, upstream.RowParallelLinear),
+        ("gate_up_proj", mlp.gate_up_proj, upstream.MergedColumnParallelLinear),
+        ("down_proj", mlp.down_proj, upstream.RowParallelLinear),
+    ):
+        require_class(f"its {name}", part, kind)
+
+
+def _attention(radix: Any) -> Attention:
     """Return the attention of a `RadixAttention`, without a cache."""
+    require(not radix.is_cross_attention, "its attention is crossed")
+    require(not radix.logit_cap, "its attention's logits are capped")
+    require(radix.quant_method is None, "its K/V cache is quantised")
     return Attention(
-        heads=shape.heads,
-        kv_heads=shape.kv_heads,
-        width=shape.head,
-        value_width=shape.head,
+        heads=radix.tp_q_head_num,
+        kv_heads=radix.tp_k_head_num,
+        width=radix.qk_head_dim,
+        value_width=radix.v_head_dim,
         window=paged_attention.sliding_window_of(radix),
         scale=radix.scaling,
         causal=radix.attn_type != upstream.AttentionType.ENCODER_ONLY,
     )
 
 
-def _weights(layer: Any) -> dict[str, Tensor]:
-    """Return the weights of a layer's products, [N, K] each, in the order of `Layer`."""
-    attention, mlp = layer.self_attn, layer.mlp
-    without_bias = {"o": attention.o_proj, "gate_up": mlp.gate_up_proj, "down": mlp.down_proj}
-    for name, linear_layer in without_bias.items():
-        require(linear_layer.bias is None, f"{name}_proj has a bias")
-    layers = {"qkv": attention.qkv_proj, **without_bias}
-    return {name: _plain_weight(each, f"{name}_proj") for name, each in layers.items()}
-
-
-def _qkv_bias(qkv: Any, shape: Shape) -> int | None:
-    """Return the address of the bias of queries, keys and values; None without a bias."""
-    bias = qkv.bias
-    if bias is None:
-        return None
-    width = (shape.heads + 2 * shape.kv_heads) * shape.head
-    plain = bias.dtype is _FLOAT and bias.shape == (width,) and bias.is_contiguous()
-    require(plain, f"the bias of qkv_proj is {bias.dtype} {list(bias.shape)}")
-    return int(bias.data_ptr())
-
-
-def _kernel(weights: Mapping[str, Tensor]) -> NarrowMatmul:
-    """Return the one kernel for all these weights. Raises UnsupportedError if they differ."""
-    kernels = [linear.kernel_of(weight) for weight in weights.values()]
-    first = kernels[0]
-    if first is None or any(kernel is not first for kernel in kernels):
-        raise UnsupportedError("its weights are not all of one format that our kernel reads")
-    return first
-
-
-def _require_plain(layer: Any, kinds: tuple[type[Any], type[Any], type[Any]]) -> None:
-    """Require a plain target layer; kinds: classes of the layer, its attention and its MLP."""
-    parts = {"it": layer, "its attention": layer.self_attn, "its MLP": layer.mlp}
-    for (what, module), kind in zip(parts.items(), kinds, strict=True):
-        require_class(what, module, kind)
-    _require_modules(layer)
-    require(
-        layer.mlp.dual_gemm.mode is None, "its gate and up products are fused by another kernel"
-    )
-    require(not layer.mlp.activation_quant.enabled, "its activations are quantised")
-    for boundary in (layer.attn_boundary, layer.ffn_boundary):
-        declared = boundary.declaration
-        require(declared.row_transport is None, "its rows travel between ranks")
-        require(declared.update.is_plain_add, "its residual is no plain sum")
-
-
-def _require_head_norms(attention: Any) -> None:
-    for norm in (attention.q_norm, attention.k_norm):
-        _require_norm(norm)
-        require(norm.weight.shape == (attention.head_dim,), "its head norms are not one head wide")
-
-
-def _require_modules(layer: Any) -> None:
-    """Require upstream's classes with options that our kernels support, and no hooks."""
-    attention, mlp = layer.self_attn, layer.mlp
-    radix = attention.attn
-    require_class("its attn", radix, upstream.RadixAttention)
-    require_class("its act_fn", mlp.act_fn, upstream.SiluAndMul)
-    require_class("its qkv_proj", attention.qkv_proj, upstream.QKVParallelLinear)
-    require_class("its o_proj", attention.o_proj, upstream.RowParallelLinear)
-    require_class("its gate_up_proj", mlp.gate_up_proj, upstream.MergedColumnParallelLinear)
-    require_class("its down_proj", mlp.down_proj, upstream.RowParallelLinear)
-    _require_rotary(attention.rotary_emb, radix)
-    require(not radix.is_cross_attention, "its attention is crossed")
-    require(not radix.logit_cap, "its attention's logits are capped")
-    require(radix.quant_method is None, "its K/V cache is quantised")
-    for norm in _norms(layer):
-        _require_norm(norm)
-    hooked = any(m._forward_hooks or m._forward_pre_hooks for m in layer.modules())
-    require(not hooked, "a module has hooks")
-
-
-def _require_rotary(rotary: Any, radix: Any) -> None:
+def rotary_table(rotary: Any) -> Tensor:
+    """Return the cosines and sines of a plain rotary embedding by position, [context, rotary]."""
     plain = (upstream.RotaryEmbedding, upstream.Llama3RotaryEmbedding)
     require_class("its rotary embedding", rotary, *plain)
     require(rotary.is_neox_style, "its rotary embedding turns adjacent pairs")
-    table = rotary.cos_sin_cache
+    table: Tensor = rotary.cos_sin_cache
     require(table.dtype == _FLOAT and table.is_contiguous(), "its rotary table is not float32")
-    sizes = {rotary.head_size, radix.qk_head_dim, radix.v_head_dim}
-    require(len(sizes) == 1, f"its heads have the sizes {sorted(sizes)}")
+    return table
 
 
-def _input_norm(layer: Any) -> Any:
-    return getattr(layer, "input_layernorm", None)
+def _products(attention: Any, mlp: Any, shape: Shape) -> tuple[list[Product], int]:
+    """Return a layer's products in the order of `Layer`, and the address of their one kernel."""
+    d, f = shape.hidden, shape.mlp
+    weights = [
+        _plain_weight("qkv_proj", attention.qkv_proj, [shape.qkv, d]),
+        _plain_weight("o_proj", attention.o_proj, [d, shape.heads * shape.head]),
+        _plain_weight("gate_up_proj", mlp.gate_up_proj, [2 * f, d]),
+        _plain_weight("down_proj", mlp.down_proj, [d, f]),
+    ]
+    kernels = [linear.kernel_of(weight) for weight in weights]
+    if kernels[0] is None or any(each is not kernels[0] for each in kernels):
+        raise UnsupportedError("its weights are not all of one format that our kernel reads")
+    products = [Product(each.data_ptr(), linear.threads_for(*each.shape)) for each in weights]
+    return products, kernels[0].entry
 
 
-def _norms(layer: Any) -> tuple[Any, ...]:
-    found = (_input_norm(layer), layer.post_attention_layernorm)
-    return tuple(norm for norm in found if norm is not None)
-
-
-def _require_norm(norm: Any) -> None:
-    require_class("a norm", norm, upstream.RMSNorm)
-    weight, over = norm.weight, norm.override_orig_dtype
-    require(weight.dtype == _FLOAT and over in (None, _FLOAT), "a norm does not compute in float32")
-    require(weight.is_contiguous(), "a norm's weight has gaps")
-    require(norm.variance_size_override is None, "a norm covers a part of its row")
-
-
-def _plain_weight(layer: Any, name: str) -> Tensor:
-    """Return the weight [N, K] of an unquantised linear layer."""
-    # Its classes derive from SGLang's, and patches are listed where SGLang cannot be imported.
-    from sglang_dspark.backends.cpu.weight_methods import LinearMethod
-
+def _plain_weight(name: str, layer: Any, sizes: list[int]) -> Tensor:
+    """Return the weight [N, K] of an unquantised linear layer; sizes: N and K."""
     kinds = (LinearMethod, upstream.UnquantizedLinearMethod)
     require_class(f"the method of {name}", layer.quant_method, *kinds)
+    require(name == "qkv_proj" or layer.bias is None, f"{name} has a bias")
     require(not getattr(layer, "use_intel_amx_backend", False), f"{name} is packed for AMX")
     weight: Tensor = layer.weight
+    found = list(weight.shape)
+    require(found == sizes, f"{name} {found} is not {sizes}")
     return weight
 
 
-def _product(name: str, weight: Tensor) -> Product:
-    require(
-        weight.dim() == 2 and not weight.requires_grad, f"{name} is no matrix of a served model"
-    )
-    n, k = weight.shape
-    why = f"{name} {weight.dtype} [{n}, {k}] is in no format that our kernel reads"
-    require(linear.eligible(torch.empty(1, k), weight), why)
-    return Product(weight.data_ptr(), linear.threads_for(n, k))
+def _bias_at(bias: Tensor | None, shape: Shape) -> int | None:
+    """Return the address of the bias of queries, keys and values; None without a bias."""
+    if bias is None:
+        return None
+    plain = bias.dtype is _FLOAT and bias.shape == (shape.qkv,) and bias.is_contiguous()
+    require(plain, f"the bias of qkv_proj is {bias.dtype} {list(bias.shape)}")
+    return bias.data_ptr()
 
 
-def norm_at(norm: Any) -> Norm:
-    """Describe an RMSNorm by its address; `norm` None: no norm."""
-    return Norm() if norm is None else Norm(norm.weight.data_ptr(), norm.variance_epsilon)
+def hooked(module: nn.Module) -> bool:
+    """Return whether a module or a part of it has forward hooks."""
+    return any(part._forward_hooks or part._forward_pre_hooks for part in module.modules())
 
 
-def _require_sizes(shape: Shape, weights: Mapping[str, Tensor], layer: Any) -> None:
-    """Require weights and norms of the sizes that the kernel's buffers assume."""
-    query, key = shape.heads * shape.head, shape.kv_heads * shape.head
-    expected = {
-        "qkv": (query + 2 * key, shape.hidden),
-        "o": (shape.hidden, query),
-        "gate_up": (2 * shape.mlp, shape.hidden),
-        "down": (shape.hidden, shape.mlp),
-    }
-    for name, weight in weights.items():
-        sizes = list(weight.shape)
-        require(tuple(sizes) == expected[name], f"{name} {sizes} is not {list(expected[name])}")
-    same = all(tuple(norm.weight.shape) == (shape.hidden,) for norm in _norms(layer))
-    require(same, "its norms are not as wide as its rows")
+def norm_of(norm: Any, width: int) -> Norm:
+    """Describe an RMSNorm of rows [n, width] by its address; `norm` None: no norm."""
+    if norm is None:
+        return Norm()
+    require_class("a norm", norm, upstream.RMSNorm)
+    require(not hooked(norm), "a norm has hooks")
+    weight, over = norm.weight, norm.override_orig_dtype
+    require(weight.dtype == _FLOAT and over in (None, _FLOAT), "a norm does not compute in float32")
+    require(weight.shape == (width,) and weight.is_contiguous(), "a norm is not that of its rows")
+    require(norm.variance_size_override is None, "a norm covers a part of its row")
+    return Norm(weight.data_ptr(), norm.variance_epsilon)

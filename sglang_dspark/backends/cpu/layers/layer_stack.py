@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -19,14 +18,14 @@ import torch
 from torch import Tensor
 
 from sglang_dspark.backends.cpu import context_kv, linear, paged_attention
-from sglang_dspark.backends.cpu.attention_plan import AttentionPlan, PlanAddresses
+from sglang_dspark.backends.cpu.attention import DsparkCpuAttnBackend
+from sglang_dspark.backends.cpu.attention_plan import PlanAddresses
 from sglang_dspark.backends.cpu.csrc import operator
 from sglang_dspark.backends.cpu.fast_paths import UnsupportedError, find_or_log, require
 from sglang_dspark.backends.cpu.layers import layer_spec
 from sglang_dspark.backends.cpu.layers.layer_spec import Layer, LayerSpec, Norm
 from sglang_dspark.serving import upstream, weight_updates
 
-_FLOAT = torch.float32
 _STACK = "dspark_layer_stack"  # attribute of a model
 
 
@@ -45,7 +44,7 @@ class _Rows(ctypes.Structure):
     """The rows of a pass in the form of csrc/layers.h."""
 
     _fields_ = (
-        *((name, ctypes.c_int64) for name in ("n", "block")),
+        ("n", ctypes.c_int64),
         *((name, ctypes.c_void_p) for name in ("positions", "slots", "hidden", "scratch")),
         ("normed", ctypes.c_void_p),
         ("captures", ctypes.POINTER(ctypes.c_void_p)),
@@ -65,14 +64,12 @@ class LayerStack:
     resolved again (`forget`).
     """
 
-    def __init__(self, layers: Sequence[LayerSpec], last_norm: Any):
-        """Store layers and last norm by address. last_norm: None for a model without one."""
-        self.layers = tuple(layers)
-        self.shape = layers[0].shape
+    def __init__(self, layers: Sequence[LayerSpec], norm: Any):
+        """Store the layers, and the norm after them. norm: None for a model without one."""
+        self.layers, self.shape = layers, layers[0].shape
+        self._last = layer_spec.norm_of(norm, self.shape.hidden)
         weights = [each for layer in layers for each in layer.tensors]
-        self._last_norm = layer_spec.norm_at(last_norm)
-        if last_norm is not None:
-            weights.append(last_norm.weight)
+        weights += [] if norm is None else [norm.weight]
         # The kernel reads by address: this memory stays allocated while the stack exists.
         self._storages = [each.untyped_storage() for each in weights]
         self._found: tuple[tuple[int, ...], _Stack] | None = None
@@ -86,17 +83,15 @@ class LayerStack:
                 index = spec.index - pool.start_layer
                 layer.attention.keys = pool.k_buffer[index].data_ptr()
                 layer.attention.values = pool.v_buffer[index].data_ptr()
-            entry = self.layers[0].kernel.entry
-            hidden, mlp = self.shape.hidden, self.shape.mlp
-            found = _Stack(layers, len(layers), hidden, mlp, entry, self._last_norm)
-            self._found = key, found
+            sizes = len(layers), self.shape.hidden, self.shape.mlp
+            self._found = key, _Stack(layers, *sizes, self.layers[0].kernel, self._last)
         return self._found[1]
 
 
 @lru_cache(maxsize=8)
 def _scratch(width: int) -> Tensor:
     """Allocate memory for the most rows of a pass; one pass runs at a time."""
-    return torch.empty(linear.MAX_ROWS * width, dtype=_FLOAT)
+    return torch.empty(linear.MAX_ROWS * width, dtype=torch.float32)
 
 
 def stack_of(model: Any, resolve: Callable[[Any], LayerSpec]) -> LayerStack:
@@ -112,60 +107,27 @@ def stack_of(model: Any, resolve: Callable[[Any], LayerSpec]) -> LayerStack:
             raise UnsupportedError(f"layer {index}: {unfit}") from None
     require(layers, "it has no layers")
     require(len({layer.shape for layer in layers}) == 1, "its layers differ in shape")
-    require(len({layer.kernel.entry for layer in layers}) == 1, "its layers differ in format")
-    last_norm = getattr(model, "norm", None)
-    if last_norm is not None:
-        layer_spec.require_last_norm(last_norm, layers[0].shape.hidden)
-    return LayerStack(layers, last_norm)
-
-
-@dataclass(frozen=True)
-class StackPass:
-    """One pass: its positions and cache slots [n], the layers, and the threads of attention."""
-
-    positions: Tensor
-    slots: Tensor
-    plan: AttentionPlan
-    stack: _Stack
-    threads: int
-
-
-def pass_of(
-    stack: LayerStack, backend: Any, positions: Tensor, hidden: Any, forward_batch: Any
-) -> StackPass | None:
-    """Describe the pass of positions [n], hidden [n, d] and the batch; None if unsupported."""
-    # Patches import this module while plugins load; the backend's base class cannot load then.
-    from sglang_dspark.backends.cpu.attention import DsparkCpuAttnBackend
-
-    slots = forward_batch.out_cache_loc
-    if (
-        not isinstance(backend, DsparkCpuAttnBackend)
-        or not backend.writes_in_place
-        or backend.plan is None
-        or torch.is_grad_enabled()
-        or forward_batch.forward_mode.is_idle()
-        or backend.token_to_kv_pool.layer_transfer_counter is not None
-        or not _plain_rows(hidden, stack.shape.hidden)
-        or not 0 < hidden.shape[0] <= linear.MAX_ROWS
-        or hidden.shape[0] != backend.plan.num_queries
-        or not _plain_index(positions, hidden.shape[0])
-        or not _plain_index(slots, hidden.shape[0])
-    ):
-        return None
-    plan = backend.plan
-    heads, widths = stack.shape.heads, 2 * stack.shape.head
-    threads = paged_attention.threads_for(backend.threads, plan, heads, widths)
-    return StackPass(positions, slots, plan, stack.for_pool(backend.token_to_kv_pool), threads)
+    require(len({layer.kernel for layer in layers}) == 1, "its layers differ in format")
+    return LayerStack(layers, getattr(model, "norm", None))
 
 
 def run(
-    stack: LayerStack, step: StackPass, hidden: Tensor, captured: Sequence[int] = ()
-) -> tuple[Tensor, list[Tensor]]:
+    stack: LayerStack,
+    backend: Any,
+    positions: Tensor,
+    hidden: Any,
+    batch: Any,
+    captured: Sequence[int] = (),
+) -> tuple[Tensor, list[Tensor]] | None:
     """Run all layers and the last norm over the embedding [n, d]: normed output, captures.
 
-    captured: layers whose input, with all additions, is returned. All results are [n, d] and
-    copies of the caller; `hidden` is not modified.
+    backend: of attention, with the pass's plan. positions: [n]. batch: read for its mode and cache
+    slots. captured: layers whose input, with all additions, is returned. All results are [n, d]
+    and copies of the caller; `hidden` is not modified. None, with no data written, for a pass that
+    is not supported.
     """
+    if not _supports_pass(stack, backend, positions, hidden, batch):
+        return None
     layers = operator("layers", *_ARGUMENTS, returns=ctypes.c_int32)
     assert layers is not None, "a stack is resolved where `linear.prepare` finds a kernel"
     n, width = hidden.shape
@@ -175,25 +137,37 @@ def run(
     for layer, place in zip(wanted, kept, strict=True):
         captures[layer] = place.data_ptr()
     rows = _Rows(
-        n, linear.block_rows(n), step.positions.data_ptr(), step.slots.data_ptr(),
-        hidden.data_ptr(), _scratch(stack.shape.scratch_width).data_ptr(), normed.data_ptr(),
-        captures,
+        n, positions.data_ptr(), batch.out_cache_loc.data_ptr(), hidden.data_ptr(),
+        _scratch(stack.shape.scratch_width).data_ptr(), normed.data_ptr(), captures,
     )  # fmt: skip
-    paged_attention.require_memory(layers(step.stack, step.plan.addresses, rows, step.threads))
+    plan, heads, widths = backend.plan, stack.shape.heads, 2 * stack.shape.head
+    threads = paged_attention.threads_for(backend.threads, plan, heads, widths)
+    table = stack.for_pool(backend.token_to_kv_pool)
+    paged_attention.require_memory(layers(table, plan.addresses, rows, threads))
     return normed, list(kept.unbind())
 
 
-def _plain_rows(rows: Any, width: int) -> bool:
+def _supports_pass(
+    stack: LayerStack, backend: Any, positions: Tensor, hidden: Any, batch: Any
+) -> bool:
     return (
-        type(rows) is Tensor
-        and rows.dtype is _FLOAT
-        and rows.dim() == 2
-        and rows.shape[1] == width
-        and rows.is_contiguous()
+        isinstance(backend, DsparkCpuAttnBackend)
+        and backend.writes_in_place
+        and backend.plan is not None
+        and not torch.is_grad_enabled()
+        and not batch.forward_mode.is_idle()
+        and backend.token_to_kv_pool.layer_transfer_counter is None
+        and type(hidden) is Tensor
+        and hidden.dtype is torch.float32
+        and hidden.shape == (backend.plan.num_queries, stack.shape.hidden)
+        and hidden.is_contiguous()
+        and 0 < hidden.shape[0] <= linear.MAX_ROWS
+        and _is_index(positions, hidden.shape[0])
+        and _is_index(batch.out_cache_loc, hidden.shape[0])
     )
 
 
-def _plain_index(index: Any, rows: int) -> bool:
+def _is_index(index: Any, rows: int) -> bool:
     return (
         isinstance(index, Tensor)
         and index.dtype == torch.int64
@@ -215,18 +189,15 @@ def forward_target(
 
     Upstream's residual stream is not returned: no other code reads it in a whole, plain stack.
     """
-    group = model.pp_group
-    stack = None
-    if group.is_first_rank and group.is_last_rank:
-        stack = stack_of_model(model, layer_spec.target_layer_of)
-    if stack is None:
-        return original(model, input_ids, positions, forward_batch, input_embeds, pp_proxy_tensors)
-    hidden = model.embed_tokens(input_ids) if input_embeds is None else input_embeds
-    step = step_for(stack, positions, hidden, forward_batch)
-    if step is None:
-        return original(model, input_ids, positions, forward_batch, hidden, pp_proxy_tensors)
-    normed, captured = run(stack, step, hidden, model.layers_to_capture)
-    return (normed, upstream.AuxHiddenStateList(captured)) if captured else normed
+    stack = stack_of_model(model, layer_spec.target_layer_of)
+    if stack is not None:
+        if input_embeds is None:
+            input_embeds = model.embed_tokens(input_ids)
+        backend, captured = upstream.get_attn_backend(), model.layers_to_capture
+        done = run(stack, backend, positions, input_embeds, forward_batch, captured)
+        if done is not None:
+            return (done[0], upstream.AuxHiddenStateList(done[1])) if done[1] else done[0]
+    return original(model, input_ids, positions, forward_batch, input_embeds, pp_proxy_tensors)
 
 
 def forward_draft(
@@ -236,37 +207,23 @@ def forward_draft(
     positions: Tensor,
     forward_batch: Any,
     input_embeds: Tensor | None = None,
-    get_embedding: bool = False,
-    pp_proxy_tensors: Any = None,
+    **more: Any,
 ) -> Any:
     """Run `DFlashDraftModel.forward` (AROUND hook): block tokens or embeddings [n, d] -> h."""
-    step = None
-    _settle(model, forward_batch)
+    backend = upstream.get_attn_backend()
+    _settle(model, backend, forward_batch)
     stack = stack_of_model(model, layer_spec.draft_layer_of)
     if stack is not None:
         if input_embeds is None and model.embed_tokens is not None:
             input_embeds = model.embed_tokens(input_ids)
-        step = step_for(stack, positions, input_embeds, forward_batch)
-    if stack is None or step is None:
-        return original(
-            model,
-            input_ids,
-            positions,
-            forward_batch,
-            input_embeds,
-            get_embedding,
-            pp_proxy_tensors,
-        )
-    assert input_embeds is not None
-    hidden, _ = run(stack, step, input_embeds)
-    return upstream.LogitsProcessorOutput(next_token_logits=None, hidden_states=hidden)
+        done = run(stack, backend, positions, input_embeds, forward_batch)
+        if done is not None:
+            return upstream.LogitsProcessorOutput(next_token_logits=None, hidden_states=done[0])
+    return original(model, input_ids, positions, forward_batch, input_embeds, **more)
 
 
-def _settle(model: Any, forward_batch: Any) -> None:
+def _settle(model: Any, backend: Any, forward_batch: Any) -> None:
     """Write the context that this pass reads; in a draft block `seq_lens` is its length."""
-    from sglang_dspark.backends.cpu.attention import DsparkCpuAttnBackend
-
-    backend = upstream.get_attn_backend()
     if isinstance(backend, DsparkCpuAttnBackend) and forward_batch.forward_mode.is_target_verify():
         table = backend.req_to_token_pool.req_to_token
         context_kv.settle(model, table, forward_batch.req_pool_indices, forward_batch.seq_lens)
@@ -293,8 +250,3 @@ def forget(model: Any) -> None:
 
 
 weight_updates.BEFORE_UPDATE.append(forget)
-
-
-def step_for(stack: Any, positions: Tensor, hidden: Any, forward_batch: Any) -> Any:
-    """Call `pass_of` with the attention backend of the pass in progress."""
-    return pass_of(stack, upstream.get_attn_backend(), positions, hidden, forward_batch)

@@ -1,4 +1,4 @@
-"""Trim decode graph sizes to the running requests that SGLang sets for DSPARK.
+"""Set arguments that the user left open: sizes of decode graphs, and our warm-up.
 
 Upstream trims the sizes to a named `--max-running-requests` in arg_groups/memory_hook.py,
 but sets 48 running requests for DSPARK only afterwards, in `_handle_dspark`. The graph runner
@@ -6,6 +6,9 @@ captures none of the larger sizes (`get_batch_sizes_to_capture`), yet `DsparkDra
 allocates for the largest, and `DsparkVerifyEpilogue` where it accepts by SGLang's rule: 256
 requests on a card of 80 GB, with a vocabulary of 151,936 and gamma 7, are 0.5 GB of draft logits
 and 1.2 GB of logits, of which 48 requests use 19%.
+
+sglang/srt/entrypoints/http_server.py, `lifespan`, answers the requests of each warm-up that
+`--warmups` names before HTTP is served. Ours: `sglang_dspark.serving.warm_up`.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ import logging
 from typing import Any
 
 from sglang_dspark.patches.seam import Seams
-from sglang_dspark.serving import upstream
+from sglang_dspark.serving import upstream, warm_up
 
 SEAMS = Seams(device="cuda")
 logger = logging.getLogger(__name__)
@@ -27,11 +30,9 @@ logger = logging.getLogger(__name__)
 )
 def trim_decode_sizes(result: None, server_args: Any) -> None:
     """Trim the sizes, unless the user named them (AFTER hook of `_handle_dspark`)."""
-    args = upstream.resolving_view(server_args)
+    args, phase = upstream.resolving_view(server_args), upstream.Phase.DECODE
     decode, running = args.cuda_graph_config.decode, int(args.max_running_requests)
-    decode_phase = upstream.Phase.DECODE
-    by_name = {(decode_phase, "max_bs"), (decode_phase, "bs")}
-    named = by_name & server_args._cuda_graph_config_locked
+    named = {(phase, "max_bs"), (phase, "bs")} & server_args._cuda_graph_config_locked
     captures = decode.backend != upstream.Backend.DISABLED
     if named or not captures or not decode.bs or max(decode.bs) <= running:
         return
@@ -42,10 +43,26 @@ def trim_decode_sizes(result: None, server_args: Any) -> None:
         running,
         max(decode.bs),
     )
+    trimmed = upstream.with_phase(args.cuda_graph_config, phase, bs=sizes, max_bs=running)
     upstream.declare_resolution(
-        server_args,
-        "sglang_dspark.trim_decode_sizes",
-        cuda_graph_config=upstream.with_phase(
-            args.cuda_graph_config, decode_phase, bs=sizes, max_bs=running
-        ),
+        server_args, "sglang_dspark.trim_decode_sizes", cuda_graph_config=trimmed
     )
+
+
+@SEAMS.after(
+    "cuda-warm-up",
+    "sglang.srt.arg_groups.speculative_hook._handle_dspark",
+    why="upstream's one warm-up request compiles kernels for one request alone; the others "
+    "compile while users wait",
+)
+def name_warm_up(result: None, server_args: Any) -> None:
+    """Register the warm-up and name it after the user's own (AFTER hook of `_handle_dspark`).
+
+    Tokenizer workers are separate processes, in which this registration has no effect.
+    """
+    args = upstream.resolving_view(server_args)
+    if args.skip_server_warmup or args.tokenizer_worker_num > 1:
+        return
+    upstream.register_warm_up(warm_up.NAME)(warm_up.answer_made_up)
+    names = [name for name in (args.warmups, warm_up.NAME) if name]
+    upstream.declare_resolution(server_args, "sglang_dspark.name_warm_up", warmups=",".join(names))

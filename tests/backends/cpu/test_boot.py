@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 SERVES = (
-    "from sglang_dspark.backends.cpu import stub_modules\n"
-    "stub_modules.install()\n"
+    "from sglang_dspark.backends.cpu import boot\n"
+    "boot.install_stubs()\n"
     "from sgl_kernel import copy_all_layer_kv_cache_cpu as operator\n"
     "print(operator.__module__)\n"
 )
