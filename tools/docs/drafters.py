@@ -73,7 +73,6 @@ STAGES = {
     "shifted": "with a shift a position",
     "followed": "with each request's own shift",
 }
-TEN_EPOCHS = {"T=1": "drafters_ten_epochs_sampled", "T=0": "drafters_ten_epochs"}
 TABLES = {
     "drafters_traffic": "shipped",
     "drafters_traffic_from_math": "fitted on math",
@@ -99,12 +98,6 @@ def paper() -> list[str]:
         "",
         *_sources("drafters_paper_sampled"),
     ]
-
-
-def ten_epochs() -> list[str]:
-    """Tabulate the drafters of the paper's recipes after ten epochs, one training each."""
-    of = {at: _metrics(file) for at, file in TEN_EPOCHS.items()}
-    return [*_taus(of, PAPER), "", *_ratios(of, PAPER), "", *_sources(*TEN_EPOCHS.values())]
 
 
 def alike() -> list[str]:
@@ -329,7 +322,6 @@ def _metrics(name: str) -> Any:
 
 BLOCKS: Mapping[str, Callable[[], Sequence[str]]] = {
     "paper": paper,
-    "ten-epochs": ten_epochs,
     "alike": alike,
     "ablations": ablations,
     "overhead": overhead,

@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers.models.qwen3_5 import modeling_qwen3_5 as theirs
 
 from sglang_dspark.backends.cpu import delta_rule
-from sglang_dspark.backends.cpu.csrc import OPERATOR_LEVELS, operator
+from sglang_dspark.backends.cpu.csrc import operator
 from sglang_dspark.patches.cpu.delta_rule import gated_norm
 from tests.backends.cpu.delta_rule_shapes import (
     KEY,
@@ -24,6 +24,7 @@ from tests.backends.cpu.delta_rule_shapes import (
     Case,
     bounds,
 )
+from tests.backends.cpu.operator_levels import LEVELS
 from tests.kernels.processes import output_of
 
 
@@ -82,7 +83,7 @@ def test_a_window_is_its_tokens_one_by_one() -> None:
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize("level", OPERATOR_LEVELS)
+@pytest.mark.parametrize("level", LEVELS)
 def test_every_instruction_set_computes_what_torch_does(
     level: str, threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
