@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import pkgutil
 import sys
 from importlib.abc import Loader, MetaPathFinder
@@ -75,6 +76,7 @@ def fake_device() -> None:
     torch.cuda.get_device_capability = lambda device=None: (H100.major, H100.minor)
     torch.cuda.get_device_properties = lambda device=None: H100
     torch.version.cuda = "13.0"
+    os.environ["SGLANG_USE_CPU_ENGINE"] = "0"  # our start found no GPU
     sys.meta_path.insert(0, Binaries())
     boot.install_stubs()  # of torchvision, which comes with SGLang on a machine with a GPU
 
