@@ -19,6 +19,7 @@ def worker_for(gamma: int, **parts: Any) -> Any:
         "_proposer": SimpleNamespace(noise=None),
         "sample_from_anchor": True,
         "_greedy_draft": False,
+        "_need_mamba_verify_commit": False,
         "_tp_sync": tp_sync,
     }
     return SimpleNamespace(**usual | parts)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import create_autospec
@@ -24,6 +25,7 @@ from sglang.srt.speculative.dspark_components.dspark_draft import (
     DraftProposal,
 )
 from sglang.srt.speculative.dspark_components.dspark_verify import TargetVerifyExecutor
+from sglang.srt.speculative.dspark_components.dspark_worker_v2 import DSparkWorkerV2
 from sglang.srt.speculative.ragged_verify import RaggedVerifyLayout
 from sglang.srt.speculative.spec_tp_sync import SpecTpSyncSite
 
@@ -295,8 +297,13 @@ def test_without_graphs_there_are_no_tiers_and_no_slots() -> None:
 def committed(
     chosen: GraphDevice, *, latent: bool, rules: Rules | None = None, **done: Any
 ) -> tuple[list[Any], list[Any]]:
-    """Rows written by ours and arguments of upstream's commit, of a pass with these results."""
+    """Rows written by ours and arguments of upstream's commit, of a pass with these results.
+
+    Every pass stores the states of recurrent layers.
+    """
     theirs = inspect.signature(TargetVerifyExecutor.commit_hidden)
+    states = create_autospec(DSparkWorkerV2._commit_target_mamba_states_after_verify)
+    chosen._worker._commit_target_mamba_states_after_verify = partial(states, None)
     written: list[Any] = []
     called: list[Any] = []
     chosen.committer = SimpleNamespace(is_latent=latent, write=written.append)  # type: ignore[assignment]
@@ -314,8 +321,16 @@ def committed(
     places = torch.tensor([0, GAMMA + 1, GAMMA + 2, -1])
     rows = SimpleNamespace(places=places, positions=torch.tensor([3, 9, 10, 0]))
     hidden = torch.arange(8.0).view(4, 2)
-    accepted = SimpleNamespace(commit_lens=torch.ones(2, dtype=torch.int32), out_tokens=None)
+    lens = torch.ones(2, dtype=torch.int32)
+    accepted = SimpleNamespace(commit_lens=lens, new_seq_lens=lens + 9, out_tokens=None)
     chosen.commit(asked, VerifyOutput("outputs", hidden, rows=rows, **done), accepted)
+    states.assert_called_once_with(
+        None,
+        batch=asked.batch,
+        seq_lens_pre_verify=asked.batch.seq_lens,
+        seq_lens_post_verify=accepted.new_seq_lens,
+        commit_lens=lens,
+    )
     return written, [each.arguments for each in called]
 
 
