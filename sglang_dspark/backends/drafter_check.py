@@ -253,10 +253,10 @@ def _choose_mode(server_args: Any, path: Path, args: Any) -> None:
     if device == "cpu":
         mode.host_verifies_all()  # raises for modes that only SGLang's step has
         target = upstream.model_config_of(server_args)
-        if upstream.mambaish_config(target) and not _has_delta_rule(target):
+        if upstream.mambaish_config(target) and not _is_qwen3_5(target):
             raise DSparkError(
                 "DSPARK cannot serve this on a CPU: the target keeps a recurrent state other than "
-                "that of gated delta rule layers; remove --speculative-algorithm"
+                "that of Qwen3.5's gated delta rule layers; remove --speculative-algorithm"
             )
         if args.enable_lora or args.lora_paths:
             raise DSparkError(
@@ -306,6 +306,15 @@ def _has_delta_rule(target: Any) -> bool:
     """
     config = upstream.hybrid_gdn_config(target)
     return config is not None and not type(config).__name__.startswith("Jet")
+
+
+def _is_qwen3_5(target: Any) -> bool:
+    """Return whether a target is of the family whose layers all have an operator on a CPU.
+
+    The norm of Qwen3-Next's is a Triton kernel.
+    """
+    model_type = str(getattr(upstream.hybrid_gdn_config(target), "model_type", ""))
+    return _has_delta_rule(target) and model_type.startswith("qwen3_5")
 
 
 def _reads_confidence(path: Path) -> bool:

@@ -11,6 +11,9 @@ import pytest
 
 pytest.importorskip("sglang")
 
+from sglang.srt.configs.qwen3_5 import Qwen3_5TextConfig
+from sglang.srt.configs.qwen3_next import Qwen3NextConfig
+
 from sglang_dspark.backends import drafter_check
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.serving.mode import COMPACT, VARIABLE
@@ -86,18 +89,19 @@ def test_on_a_cpu_adapters_are_refused(
         drafter_check._choose_mode(None, drafter, SimpleNamespace(**(usual | asked)))
 
 
-def test_on_a_cpu_only_gdns_recurrent_state_is_served(
+def test_on_a_cpu_only_qwen3_5s_recurrent_state_is_served(
     drafter: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    delta_rule: list[object] = [object()]
+    delta_rule: list[object] = [Qwen3_5TextConfig()]
     monkeypatch.setattr(drafter_check.upstream, "model_config_of", lambda args: None)
     monkeypatch.setattr(drafter_check.upstream, "mambaish_config", lambda config: object())
     monkeypatch.setattr(drafter_check.upstream, "hybrid_gdn_config", lambda config: delta_rule[-1])
     args = SimpleNamespace(device="cpu", enable_lora=None, lora_paths=None)
     drafter_check._choose_mode(None, drafter, args)
-    delta_rule.append(None)
-    with pytest.raises(DSparkError, match="recurrent state other than"):
-        drafter_check._choose_mode(None, drafter, args)
+    for other in (Qwen3NextConfig(), None):
+        delta_rule.append(other)
+        with pytest.raises(DSparkError, match="recurrent state other than"):
+            drafter_check._choose_mode(None, drafter, args)
 
 
 class Wrapping:

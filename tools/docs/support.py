@@ -40,7 +40,7 @@ drafter, device and features have been shown.
 | Gemma 3 with images | refused: SGLang's features are incomplete | refused |
 | latent attention (MLA) | refused | unscheduled |
 | Qwen3.5, text alone (gated delta rule layers, GDN) | served with random weights | rehearsed |
-| Qwen3-Next (GDN, experts) | untried | untried |
+| Qwen3-Next (GDN, experts) | refused | untried |
 | other recurrent states (Mamba, KDA, Lightning) | refused | unscheduled |
 | positions of three parts (mRoPE: Qwen2.5-VL, Qwen3-VL) | untried | untried |
 | attention of its own (MiniMax-M3, Dots 3) | untried | unscheduled |

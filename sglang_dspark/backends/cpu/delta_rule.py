@@ -12,6 +12,7 @@ convolution. Upstream's tensors of tokens have a first dimension of 1.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from ctypes import c_int64, c_void_p
 from typing import Any
 
@@ -266,10 +267,16 @@ def fused_qkvzba_split_reshape_cat_contiguous_cpu(
     return qkvz[:, :width].contiguous(), z, b, a
 
 
-def fused_rmsnorm_gated_cpu(x: Tensor, weight: Tensor, gate: Tensor, eps: float) -> Tensor:
-    """Return rms_norm(x) * weight * silu(gate), in x's dtype."""
+def fused_rmsnorm_gated_cpu(
+    x: Tensor,
+    weight: Tensor,
+    gate: Tensor,
+    eps: float,
+    activation: Callable[[Tensor], Tensor] = F.silu,
+) -> Tensor:
+    """Return rms_norm(x) * weight * activation(gate), in x's dtype."""
     normed = F.rms_norm(x.float(), x.shape[-1:], weight.float(), eps)
-    return (normed * F.silu(gate.float())).to(x.dtype)
+    return (normed * activation(gate.float())).to(x.dtype)
 
 
 def fused_qk_gemma_rmsnorm_cpu(

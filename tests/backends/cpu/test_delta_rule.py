@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from sglang.kernels.ops.attention.fla.layernorm_gated import RMSNorm
 from torch import Tensor
 from transformers.models.qwen3_5 import modeling_qwen3_5 as theirs
 
@@ -234,8 +235,22 @@ def test_norms_and_splits_are_transformers() -> None:
     assert torch.equal(plain[0], query)
     assert torch.equal(plain[1], key)
     other = theirs.Qwen3_5RMSNormGated(size, eps=0.5)
-    layer = SimpleNamespace(weight=other.weight, eps=0.5)
+    layer = RMSNorm(size, eps=0.5)
     torch.testing.assert_close(gated_norm(layer, x, gate), other(x, gate))
+
+
+def test_a_gated_norm_has_its_own_activation_or_is_refused() -> None:
+    torch.manual_seed(4)
+    x, gate = torch.randn(3, 8), torch.randn(3, 8)
+    normed = torch.nn.functional.rms_norm(x, (8,), eps=1e-5)
+    found = gated_norm(RMSNorm(8, activation="sigmoid"), x, gate)
+    torch.testing.assert_close(found, normed * gate.sigmoid())
+    for other, given in (
+        (RMSNorm(8), None), (RMSNorm(8, group_size=4), gate),
+        (RMSNorm(8, norm_before_gate=False), gate),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match="on a CPU a gated norm"):
+            gated_norm(other, x, given)
 
 
 def test_projections_are_split_and_outputs_are_gated() -> None:

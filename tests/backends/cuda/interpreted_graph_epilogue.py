@@ -33,6 +33,7 @@ from tests.backends.cuda.test_commit import injector_of
 from tests.kernels.interpreter import patch_language_once
 
 SLOTS, GAMMA, VOCAB = 8, 5, 23
+PASSES = 2 * SLOTS  # each number of requests twice
 OUTS = ("correct_len", "bonus", "commit_lens", "new_seq_lens", "cap_trim_lens")
 
 
@@ -116,7 +117,7 @@ def main() -> dict[str, Any]:
         graph_epilogue, "accept_greedy_triton", wraps=graph_epilogue.accept_greedy_triton
     )
     with launch as launched:
-        for seed in range(40):
+        for seed in range(PASSES):
             requests = 1 + seed % SLOTS
             # Its torch form knows no empty slots.
             hook = DsparkVerifyEpilogue.capture_hook
