@@ -18,17 +18,22 @@ from typing import Any
 import torch
 
 Runners = list[tuple[str, Any]]
-BEFORE_UPDATE: list[Callable[[Any], None]] = []  # called with each model that is updated
+# Called with a model before its weights change and after, and with the drafter after the target's.
+FORGET: list[Callable[[Any], None]] = []
 _begun = 0  # updates, of this process
 
 
 def begin_update(runners: Runners) -> None:
-    """Count an update of these runners' models, and prepare each model for it."""
+    """Count an update of these runners' models, and forget what was made of their weights."""
     global _begun
     _begun += 1
     for _, runner in runners:
-        for prepare in BEFORE_UPDATE:
-            prepare(runner.model)
+        _forget(runner.model)
+
+
+def _forget(model: Any) -> None:
+    for forget in FORGET:
+        forget(model)
 
 
 def updates() -> int:
@@ -60,7 +65,11 @@ def renew_copies(model: Any) -> None:
 
 @torch.inference_mode()
 def renew_heads(model: Any) -> None:
-    """Renew the copied rows of a reduced draft vocabulary, some of which are the target's."""
+    """Renew the copied rows of a reduced draft vocabulary, some of which are the target's.
+
+    Rows that are made again at the next draft are forgotten.
+    """
+    _forget(model)
     reduced = getattr(getattr(model, "markov_head", None), "dspark_reduced", None)
     if reduced is not None:
         reduced.renew()

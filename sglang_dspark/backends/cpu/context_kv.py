@@ -31,7 +31,7 @@ from sglang_dspark.backends.cpu.fast_paths import find_or_log, log_off, require
 from sglang_dspark.backends.cpu.layers import layer_spec
 from sglang_dspark.backends.cpu.packed_weights import packed_copy
 from sglang_dspark.backends.cpu.waiting_rows import WaitingRows
-from sglang_dspark.serving import upstream
+from sglang_dspark.serving import upstream, weight_updates
 
 INJECTOR = "dspark_injector"  # attribute of a draft model: its `Injector`, or None
 WAITING = 124  # a row costs 96 us at 8 rows, 42 at 64, 37 at 128
@@ -177,6 +177,14 @@ def settle_all(model: Any) -> None:
     injector = _injector_in(model)
     if injector is not None:
         injector.settle_all()
+
+
+def _forget(model: Any) -> None:
+    """Resolve a draft model again at its next write: it has packed copies of updated weights."""
+    model.__dict__.pop(INJECTOR, None)
+
+
+weight_updates.FORGET.append(_forget)
 
 
 def _injector_in(model: Any) -> Injector | None:

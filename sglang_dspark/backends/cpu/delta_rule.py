@@ -42,15 +42,15 @@ def causal_conv1d_fn_cpu(
     **_: Any,
 ) -> Tensor:
     """Convolve sequences [dim, N] and store the last W - 1 inputs of each in conv_states."""
-    out = torch.empty_like(x)
-    starts, kept = query_start_loc.tolist(), weight.shape[1] - 1
+    rows, starts, kept = x.t(), query_start_loc.tolist(), weight.shape[1] - 1
+    out = torch.empty_like(rows, memory_format=torch.contiguous_format)  # [N, dim]
     for row, slot in enumerate(cache_indices.tolist()):
-        part = slice(starts[row], starts[row + 1])
-        past = conv_states[slot] if has_initial_state[row] else torch.zeros_like(conv_states[slot])
-        seen = torch.cat((past, x[:, part]), dim=1)
-        out[:, part] = _convolve(seen, weight, bias)
-        conv_states[slot] = seen[:, -kept:].to(conv_states.dtype)
-    return out
+        part, state = slice(starts[row], starts[row + 1]), conv_states[slot]
+        past = state if has_initial_state[row] else torch.zeros_like(state)
+        seen = torch.cat((past.t(), rows[part]))
+        out[part] = _convolve(seen, weight, bias)
+        state.copy_(seen[-kept:].t())
+    return out.t()
 
 
 def causal_conv1d_update_cpu(
@@ -70,39 +70,38 @@ def causal_conv1d_update_cpu(
     With `intermediate_conv_window` [.., T, dim, W - 1] the inputs behind each token go there, and
     conv_state stays as it was.
     """
-    tokens = x if x.dim() == 3 else x.unsqueeze(-1)
+    tokens = (x if x.dim() == 3 else x.unsqueeze(-1)).transpose(1, 2)  # [R, T, dim]
     slots, kept = conv_state_indices.long(), weight.shape[1] - 1
-    seen = torch.cat((conv_state[slots], tokens), dim=-1)  # [R, dim, W - 1 + T]
+    seen = torch.cat((conv_state[slots].transpose(1, 2), tokens), dim=1)  # [R, W - 1 + T, dim]
     if intermediate_conv_window is None:
-        conv_state[slots] = seen[..., -kept:].to(conv_state.dtype)
+        conv_state[slots] = seen[:, -kept:].transpose(1, 2).to(conv_state.dtype)
     else:
         assert intermediate_state_indices is not None
-        windows = seen.unfold(-1, kept, 1)[:, :, 1:].transpose(1, 2)  # [R, T, dim, W - 1]
+        windows = seen.unfold(1, kept, 1)[:, 1:]  # [R, T, dim, W - 1]
         rows = intermediate_state_indices.long()
         held = windows.to(intermediate_conv_window.dtype)
-        intermediate_conv_window[rows, : tokens.shape[-1]] = held
+        intermediate_conv_window[rows, : tokens.shape[1]] = held
     # A state of another dtype makes `seen` wider: windows and tokens round alike.
-    return _convolve(seen, weight, bias).view_as(x).to(x.dtype)
+    out = _convolve(seen, weight, bias).to(x.dtype)
+    return out.transpose(1, 2) if x.dim() == 3 else out.squeeze(1)
 
 
 def _convolve(seen: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Return silu(convolution) [.., dim, n] of [.., dim, W - 1 + n]."""
+    """Return silu(convolution) [.., n, dim] of contiguous rows [.., W - 1 + n, dim]."""
     width = weight.shape[1]
-    length, run = seen.shape[-1] - width + 1, operator(*_CONVOLVE)
+    length, run = seen.shape[-2] - width + 1, operator(*_CONVOLVE)
     if run is None or not _are_floats(seen, weight, *([] if bias is None else [bias])):
-        taps = seen.unfold(-1, width, 1) * weight[:, None]  # [.., dim, n, W]
-        total = taps.sum(-1)
-        return F.silu(total if bias is None else total + bias[:, None])
-    rows, taps = seen.transpose(-1, -2).contiguous(), weight.t().contiguous()
-    out = seen.new_empty(*seen.shape[:-2], length, len(weight))
+        total = (seen.unfold(-2, width, 1) * weight).sum(-1)
+        return F.silu(total if bias is None else total + bias)
+    taps, out = weight.t().contiguous(), seen.new_empty(*seen.shape[:-2], length, len(weight))
     for source, target in zip(
-        rows.view(-1, *rows.shape[-2:]), out.view(-1, *out.shape[-2:]), strict=True
+        seen.view(-1, *seen.shape[-2:]), out.view(-1, *out.shape[-2:]), strict=True
     ):
         run(
             source.data_ptr(), length, len(weight), width, taps.data_ptr(),
             None if bias is None else bias.data_ptr(), target.data_ptr(),
         )  # fmt: skip
-    return out.transpose(-1, -2)
+    return out
 
 
 def _are_floats(*tensors: Tensor) -> bool:

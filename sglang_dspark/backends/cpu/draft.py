@@ -29,7 +29,7 @@ from sglang_dspark.backends.cpu.fast_paths import (
 )
 from sglang_dspark.backends.cpu.layers import direct_forward
 from sglang_dspark.backends.cpu.layers.layer_spec import draft_layer_of
-from sglang_dspark.backends.cpu.reduced_head import ReducedHead, find_reduced_head
+from sglang_dspark.backends.cpu.reduced_head import ReducedHead, reduced_head_of
 from sglang_dspark.drafter.draft_confidence import draft_confidence
 from sglang_dspark.serving import mode, upstream
 from sglang_dspark.step.seeds import DraftSeeds, Seeds, draft_block, draft_result
@@ -45,14 +45,6 @@ class Drafter:
         self._worker = worker
         self._runner, self._model = worker.draft_model_runner, worker.draft_model
         self._skipped = 0 if worker.sample_from_anchor else 1  # rows before the first drafting row
-        # One counter of noise for all depths.
-        self._heads = DraftHeads(
-            self._model,
-            worker._proposer.noise,
-            worker._tp_sync,
-            find_reduced_head(self._model),
-            greedy_only=bool(worker._greedy_draft),
-        )
         self._estimates = mode.estimates_confidence(
             has_head=self._model.confidence_head is not None
         )
@@ -69,10 +61,11 @@ class Drafter:
         ids[:, 0] = anchors
         with self._worker._draft_context():
             hidden = self._hidden(batch, ids, window)  # [R * depth, d]
-            base, features = self._heads.base_logits(hidden)
+            heads = self._heads()
+            base, features = heads.base_logits(hidden)
             base = base.view(len(ids), depth, -1)  # [R, depth, n]
             estimated = torch.empty(base.shape[:2]) if self._estimates else None  # [R, depth]
-            block = self._heads.sample(
+            block = heads.sample(
                 base, anchors, hidden, batch.sampling_info, batch.seq_lens, seeds, estimated
             )
             logits = confidence_of(self._model, anchors, block.draft_tokens, features)
@@ -80,6 +73,17 @@ class Drafter:
             draft_block_ids=ids,
             draft_block=widened(block, int(self._worker.gamma)),
             confidence_raw=logits if estimated is None else estimated,
+        )
+
+    def _heads(self) -> DraftHeads:
+        """Return the heads with their present weights."""
+        worker = self._worker
+        return DraftHeads(
+            self._model,
+            worker._proposer.noise,  # one counter for all depths
+            worker._tp_sync,
+            reduced_head_of(self._model),
+            greedy_only=bool(worker._greedy_draft),
         )
 
     def _hidden(self, batch: Any, ids: Tensor, window: Any) -> Tensor:

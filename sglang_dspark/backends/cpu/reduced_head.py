@@ -28,10 +28,11 @@ from sglang_dspark.backends.cpu.linear import product
 from sglang_dspark.backends.cpu.weight_formats import take_rows
 from sglang_dspark.drafter.draft_confidence import LEAST_REST, certainty, draft_confidence
 from sglang_dspark.drafter.heads import restricted_tokens
-from sglang_dspark.serving import upstream
+from sglang_dspark.serving import upstream, weight_updates
 from sglang_dspark.step.seeds import DraftSeeds
 from sglang_dspark.verify.rejection import sample_inverse_cdf
 
+_REDUCED = "dspark_reduced_head"  # attribute of a draft model: its `ReducedHead`, or None
 _P, _N = c_void_p, c_int64
 _DRAFT = ("draft_block", _P, _P, c_int32, _P, _N, _N, _N, _P, _N, _P, _P, _N, _N, _P, _P, _P)
 
@@ -42,8 +43,7 @@ class ReducedHead:
 
     tokens: [n] ascending token ids. lm_head: [n, d]. w1: [V, r], the drafter's own, for every
     previous token. w2: [n, r], which each of gamma steps reads: packed where the draft's
-    layers are (weight_formats.py). All but w1 are copies: weights updated in a running server
-    reach the draft only after a restart, and the output stays the target's.
+    layers are (weight_formats.py). All but w1 are copies, made again after an update of weights.
     """
 
     tokens: Tensor
@@ -86,6 +86,21 @@ def find_reduced_head(model: Any) -> ReducedHead | None:
         return None
     w1, w2 = model.markov_head.markov_w1.weight, model.markov_head.markov_w2.weight
     return reduced_head(w1, w2, model.lm_head.weight)
+
+
+def reduced_head_of(model: Any) -> ReducedHead | None:
+    """Return `find_reduced_head` of a draft model's present weights, resolved once."""
+    if _REDUCED not in model.__dict__:
+        model.__dict__[_REDUCED] = find_reduced_head(model)
+    found: ReducedHead | None = model.__dict__[_REDUCED]
+    return found
+
+
+def _forget(model: Any) -> None:
+    model.__dict__.pop(_REDUCED, None)
+
+
+weight_updates.FORGET.append(_forget)
 
 
 def _require_plain(model: Any) -> None:

@@ -25,7 +25,7 @@ from sglang_dspark.backends.cpu.fast_paths import UnsupportedError
 from sglang_dspark.backends.cpu.layers.layer_stack import forward_draft
 from sglang_dspark.backends.cpu.waiting_rows import WaitingRows
 from sglang_dspark.backends.cpu.weight_formats import FORMATS, dense, pack
-from sglang_dspark.serving import config
+from sglang_dspark.serving import config, weight_updates
 from tests.backends.cpu.operator_levels import LEVELS, force_level
 
 upstreams = DSparkDraftMixin.write_target_hidden_kv
@@ -464,6 +464,28 @@ def test_other_drafts_keep_upstreams_path(draft: Draft, case: str, why: str) -> 
         draft.layers[0].self_attn.rotary_emb = rope
     with pytest.raises(UnsupportedError, match=why):
         context_kv.resolve_injector(draft, object() if case == "pool" else pool())
+
+
+@pytest.mark.parametrize("kept", ["bfloat16", "float32"])
+def test_an_update_in_place_reaches_every_copy(draft: Draft, kept: str) -> None:
+    """Steps may run between the parts of an update, before SGLang's own copy is renewed."""
+    weights = [draft.fc.weight, *(layer.self_attn.qkv_proj.weight for layer in draft.layers)]
+    runners = [("draft", SimpleNamespace(model=draft))]
+    dtype, given = FORMATS[kept].dtype, arguments(18)
+    with torch.inference_mode():
+        for step in range(2):
+            if step:
+                weight_updates.begin_update(runners)
+            for weight in weights:
+                weight.copy_((torch.randn_like(weight) * 0.2).to(dtype))
+            write_target_hidden_kv(_must_not_run, draft, pool=pool(), **given)
+        weight_updates.renew_copies(draft)
+        ours, theirs = pool(), pool()
+        write_target_hidden_kv(_must_not_run, draft, pool=ours, **given)
+        assert [each.dtype for each in draft.__dict__[context_kv.INJECTOR]._weights] == [dtype] * 2
+        draft._stacked_ctx_kv_cache = False  # made anew of the new weights
+        DSparkDraftMixin.write_target_hidden_kv(draft, pool=theirs, **given)
+    assert same(ours, theirs)
 
 
 @pytest.mark.parametrize("change", ["weight", "data", "norm", "pool"])

@@ -15,7 +15,7 @@ from torch import Tensor
 from sglang_dspark.backends.cpu import linear, reduced_head
 from sglang_dspark.backends.cpu.weight_formats import FORMATS, dense, half_rows, is_packed, pack
 from sglang_dspark.drafter.heads import OUTSIDE_VOCABULARY_BIAS, restricted_tokens
-from sglang_dspark.serving import config
+from sglang_dspark.serving import config, weight_updates
 
 V, D, RANK, GAMMA, INSIDE, ROWS = 160, 32, 16, 5, 48, 4
 
@@ -193,6 +193,22 @@ class TestAgainstUpstream:
             seen |= set(ours.tokens.flatten().tolist())
         assert len(seen) > 10
         assert seen <= set(draft.allowed.tolist())
+
+    def test_an_update_reaches_the_copied_rows(self) -> None:
+        draft = Draft(restricted=True)
+        before = reduced_head.reduced_head_of(draft.model)
+        assert before is not None
+        assert reduced_head.reduced_head_of(draft.model) is before
+        with torch.no_grad():
+            draft.lm_head.weight.normal_()
+            draft.model.markov_head.markov_w2.weight[:, :-1].normal_()
+        weight_updates.renew_heads(draft.model)
+        draft.reduced = reduced_head.reduced_head_of(draft.model)
+        hidden, anchor = inputs(2)
+        ours = draft.draft(hidden, anchor, None, hooked=True)
+        assert torch.equal(ours.tokens, draft.draft(hidden, anchor, None, hooked=False).tokens)
+        draft.reduced = before
+        assert not torch.equal(ours.tokens, draft.draft(hidden, anchor, None, hooked=True).tokens)
 
     def test_sampled_probabilities_are_the_same(self) -> None:
         """At upstream's own tokens, so that both see the same transitions."""

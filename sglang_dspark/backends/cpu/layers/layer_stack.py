@@ -243,10 +243,10 @@ def stack_of_model(model: Any, resolve: Callable[[Any], LayerSpec]) -> Any:
 
 
 def forget(model: Any) -> None:
-    """Resolve a served model again at its next pass: its weights are about to be updated."""
+    """Resolve a served model again at its next pass: its weights are updated."""
     for module in (model, getattr(model, "model", None)):
         if module is not None:
             module.__dict__.pop(_STACK, None)
 
 
-weight_updates.BEFORE_UPDATE.append(forget)
+weight_updates.FORGET.append(forget)
