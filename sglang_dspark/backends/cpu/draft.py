@@ -92,8 +92,9 @@ class Drafter:
         runner, model, rows = self._runner, self._model, ids.shape[1]
         table = runner.req_to_token_pool.req_to_token
         context_kv.settle(model, table, batch.req_pool_indices, batch.seq_lens)
-        positions = window.positions_2d[:, :rows].reshape(-1)
-        slots = window.verify_cache_loc_2d[:, :rows].reshape(-1)
+        # A column alone would be a view with strides, which the compiled layers do not read.
+        positions = window.positions_2d[:, :rows].reshape(-1).contiguous()
+        slots = window.verify_cache_loc_2d[:, :rows].reshape(-1).contiguous()
         if model is runner.model and direct_forward.supports_pass(
             runner, _require_plain, (model.embed_tokens,)
         ):
