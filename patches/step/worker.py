@@ -39,8 +39,10 @@ class DSparkWorker(Upstream):
             self._decode_graph_allowed &= getattr(self.draft_model, "capturable", True)
         device = active_device()
         if device == "cuda":
+            from sglang_dspark.backends.cuda.chain_context import attach as attach_chain
             from sglang_dspark.backends.cuda.reduced_vocabulary import reduce
 
+            attach_chain(self)
             reduce(self)
         super().init_cuda_graphs()
         if device == "cpu":

@@ -95,15 +95,17 @@ def _name_dtype(server_args: Any, args: Any) -> None:
 def _check_chain(
     server_args: Any, path: Path, args: Any, architecture: str, *, weights: bool
 ) -> None:
-    """Check that an Eagle3 or MTP drafter is on a CPU with one rank, and fits the target."""
+    """Check that an Eagle3 or MTP drafter has one rank and our step, and fits the target."""
     alternative = (
         f"--speculative-algorithm {ALGORITHMS[architecture]} serves it, and verifies every draft"
     )
     if str(args.device) != "cpu":
-        raise DSparkError(
-            f"drafter {path} ({architecture}) runs once a token, which DSPARK does on a CPU alone; "
-            f"{alternative}"
-        )
+        why = _unscheduled(server_args, args)
+        if why is not None:
+            raise DSparkError(
+                f"drafter {path} ({architecture}) runs once a token, which DSPARK does only where "
+                f"it schedules: {why}; {alternative}"
+            )
     if int(args.tp_size) > 1:
         raise DSparkError(
             f"drafter {path} ({architecture}) runs once a token, which DSPARK does on one rank "
@@ -270,6 +272,18 @@ def _choose_mode(server_args: Any, path: Path, args: Any) -> None:
             mode.prepare(confidence_head=True)
         else:
             logger.warning("sglang-dspark: every draft is verified: %s", why)
+
+
+def _unscheduled(server_args: Any, args: Any) -> str | None:
+    """Return the reason why a chain drafter's steps on this device would not be ours, or None."""
+    device = str(args.device).split(":")[0]
+    if device != "cuda":
+        return f"the device is {device}"
+    if not mode.choice().ours:
+        return mode.choice().reason
+    if args.enable_unified_memory:
+        return "its context is not kept in a unified memory pool; remove --enable-unified-memory"
+    return obstacle(server_args, args)
 
 
 def obstacle(server_args: Any, args: Any) -> str | None:

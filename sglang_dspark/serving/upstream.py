@@ -121,7 +121,9 @@ NAMES: dict[str, tuple[str, ...]] = {  # module -> names; "X as Y": used here as
         "ForwardMode",
     ),
     "sglang.srt.model_executor.forward_context": (
+        "forward_context",
         "get_attn_backend",
+        "get_forward_context",
         "get_req_to_token_pool",
         "get_token_to_kv_pool",
     ),
@@ -142,6 +144,7 @@ NAMES: dict[str, tuple[str, ...]] = {  # module -> names; "X as Y": used here as
         "DSparkDraftMixin",
         "DSparkDraftModel",
         "GatedMarkovHead",
+        "project_through_lm_head",
         "RNNHead",
         "VanillaMarkov",
     ),
@@ -157,6 +160,7 @@ NAMES: dict[str, tuple[str, ...]] = {  # module -> names; "X as Y": used here as
         "LlamaForCausalLMEagle",
         "LlamaModel as EagleLlamaModel",
     ),
+    "sglang.srt.models.llama_eagle3": ("LlamaForCausalLMEagle3",),
     "sglang.srt.models.qwen2": (
         "Qwen2Attention",
         "Qwen2DecoderLayer",

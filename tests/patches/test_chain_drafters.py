@@ -17,13 +17,14 @@ pytest.importorskip("sglang")
 from sglang_dspark.backends import drafter_check
 from sglang_dspark.backends.cpu.chain_draft import ChainModel
 from sglang_dspark.backends.cpu.weight_formats import dense
+from sglang_dspark.backends.cuda import chain_model
 from sglang_dspark.drafter.target_fit import Target
 from sglang_dspark.drafter.weight_files import read_tensors
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.families.chain.served import EAGLE3, MTP
 from sglang_dspark.families.eagle3.checkpoint import save_eagle3
 from sglang_dspark.families.mtp.checkpoint import save_mtp
-from sglang_dspark.patches.cpu import chain_drafters
+from sglang_dspark.patches.step import chain_drafters
 from sglang_dspark.serving import weight_updates
 from tests.families.helpers import LAYERS, WIDTH, random_drafter
 
@@ -32,6 +33,8 @@ FITS = Target("target", WIDTH, VOCAB, 3, "LlamaForCausalLM")
 LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
 USUAL = {
     "device": "cpu",
+    "enable_unified_memory": False,
+    "lora_paths": None,
     "tp_size": 1,
     "model_path": "target",
     "load_format": "auto",
@@ -52,6 +55,10 @@ def checked(
     monkeypatch.setattr(drafter_check, "_target", lambda *_: target)
     chosen: list[Any] = []
     monkeypatch.setattr(drafter_check, "_choose_mode", lambda *given: chosen.append(given))
+    # What stands in the way of any drafter is tests/backends/cuda/test_features.py's.
+    monkeypatch.setattr(
+        drafter_check, "obstacle", lambda _, args: "lora_paths" if args.lora_paths else None
+    )
     model = SimpleNamespace(context_len=POSITIONS)
     monkeypatch.setattr(drafter_check.upstream, "model_config_of", lambda _: model, raising=False)
     args = USUAL | {"speculative_draft_model_path": str(path)} | arguments
@@ -79,16 +86,29 @@ def test_a_chain_drafter_is_described_as_a_block(tmp_path: Path, kind: str) -> N
     }
 
 
+@pytest.mark.parametrize("mode", ["static", "off"])
+def test_a_gpu_whose_steps_are_sglangs_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
+    choice = drafter_check.mode.Choice(False, f"schedule.mode is {mode}")
+    monkeypatch.setattr(drafter_check.mode, "choice", lambda: choice)
+    with pytest.raises(DSparkError, match=f"schedules: schedule.mode is {mode}; --spec"):
+        checked(saved(tmp_path, "mtp"), monkeypatch, device="cuda")
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize(("algorithm", "ours"), [("DSPARK", True), ("EAGLE3", False)])
 def test_our_class_is_taken_by_dspark_alone(
-    monkeypatch: pytest.MonkeyPatch, algorithm: str, ours: bool
+    monkeypatch: pytest.MonkeyPatch, algorithm: str, ours: bool, device: str
 ) -> None:
+    monkeypatch.setattr(chain_drafters, "active_device", lambda: device)
+    model = ChainModel if device == "cpu" else chain_model.ChainModel
     spec = SimpleNamespace(speculative_algorithm=algorithm)
     monkeypatch.setattr(chain_drafters.upstream, "get_spec", lambda: spec, raising=False)
     for name in (EAGLE3, MTP, "LlamaForCausalLM"):
         registry = SimpleNamespace(models={name: "theirs"})
         chain_drafters.use_chain_model(registry, name)
-        assert (registry.models[name] is ChainModel) == (ours and name != "LlamaForCausalLM")
+        assert (registry.models[name] is model) == (ours and name != "LlamaForCausalLM")
 
 
 @pytest.mark.parametrize(
@@ -125,7 +145,16 @@ def test_the_target_returns_what_the_drafter_reads(
     ("arguments", "target", "says"),
     [
         ({}, FITS, None),
-        ({"device": "cuda"}, FITS, "on a CPU alone; --speculative-algorithm EAGLE"),
+        ({"device": "cuda"}, FITS, None),
+        ({"device": "cuda:1"}, FITS, None),
+        ({"device": "xpu"}, FITS, "the device is xpu; --speculative-algorithm EAGLE"),
+        ({"device": "cuda", "enable_unified_memory": True}, FITS, "remove --enable-unified"),
+        (
+            {"device": "cuda", "tp_size": 2},
+            FITS,
+            "on one rank alone; --speculative-algorithm EAGLE",
+        ),
+        ({"device": "cuda", "lora_paths": ["a"]}, FITS, "where it schedules: lora_paths"),
         ({"tp_size": 2}, FITS, "on one rank alone; --speculative-algorithm EAGLE"),
         ({"load_format": "dummy"}, FITS, "set --speculative-draft-load-format auto"),
         ({"speculative_draft_load_format": "dummy"}, FITS, "makes up none"),

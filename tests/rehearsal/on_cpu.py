@@ -105,6 +105,7 @@ def _seams_of(module: str) -> tuple[Any, ...]:
 def _plant() -> None:
     """The planted clock in place of events, from the moment a worker is taken over."""
     from sglang_dspark.backends.cuda import attach
+    from sglang_dspark.patches.step import chain_drafters
     from sglang_dspark.patches.step import worker as patched
 
     take_over = attach.take_over
@@ -116,7 +117,8 @@ def _plant() -> None:
         _record(worker, state)
         return state
 
-    patched.active_device = lambda: "cuda"  # type: ignore[attr-defined]
+    for module in (patched, chain_drafters):
+        module.active_device = lambda: "cuda"  # type: ignore[attr-defined]
     attach.take_over = planted
     attach.EventClock = PlantedClock  # type: ignore[misc,assignment]
 

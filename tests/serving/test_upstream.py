@@ -240,7 +240,7 @@ def test_a_missing_name_names_its_users(monkeypatch: pytest.MonkeyPatch) -> None
     (line,) = upstream_check.missing()
     assert line == (
         "SGLang has no sglang.srt.runtime_context.get_spec any more "
-        "(used by backends/cpu/accept.py, patches/cpu/chain_drafters.py, patches/cpu/mtp.py, "
+        "(used by backends/cpu/accept.py, patches/cpu/mtp.py, patches/step/chain_drafters.py, "
         "patches/step/drafted_counts.py, "
         "patches/upstream_fixes/request_limits.py)"
     )

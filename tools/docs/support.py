@@ -60,7 +60,7 @@ drafter, device and features have been shown.
 | rotation by YaRN | untried; read and converted | untried |
 | DSpark without a confidence head | served | rehearsed |
 | DFlash, converted | served | rehearsed |
-| Eagle3 and MTP (EAGLE heads of one layer) with DSPARK | served | refused |
+| Eagle3 and MTP (EAGLE heads of one layer) with DSPARK | served | rehearsed |
 | MTP, Eagle3 and DFlash as SGLang's own algorithms | served, unscheduled | ran: MTP, greedily |
 | checkpoints published by others | untried; read by [format](drafters.md) | untried |
 

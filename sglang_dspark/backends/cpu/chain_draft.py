@@ -3,7 +3,7 @@
 SGLang serves it as EAGLE3 or EAGLE, which verify every draft. Here families/chain computes it, so
 that our step drafts to any depth and schedules verification. For its entry in SGLang's model
 registry, and for the options that SGLang's DSPARK expects in config.json and such a drafter does
-not have, see patches/cpu/chain_drafters.py.
+not have, see patches/step/chain_drafters.py.
 
 Eagle3 reads features of the target's layers, MTP its last hidden state; both are called features
 here. An entry of the context is the pair (token at j, the target's features at j - 1); it has the
@@ -37,7 +37,7 @@ from sglang_dspark.families.mtp.model import MTPConfig
 from sglang_dspark.serving import mode, upstream
 from sglang_dspark.step.seeds import Seeds, draft_result
 
-_UNNAMED = (0, 1, 2)  # three layers; the target defines which (patches/cpu/chain_drafters.py)
+_UNNAMED = (0, 1, 2)  # three layers; the target defines which (patches/step/chain_drafters.py)
 
 
 def _eagle3_config(raw: Mapping[str, Any]) -> Eagle3Config:

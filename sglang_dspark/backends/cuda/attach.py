@@ -13,11 +13,12 @@ from typing import Any
 import torch
 
 from sglang_dspark.backends.cuda import graph_epilogue
+from sglang_dspark.backends.cuda.chain_context import context_of
 from sglang_dspark.backends.cuda.compilations import watch
 from sglang_dspark.backends.cuda.device import EventClock, GraphDevice
 from sglang_dspark.backends.cuda.passes import GraphPasses
 from sglang_dspark.schedule.cost_table import ProfileKey
-from sglang_dspark.serving import mode, upstream
+from sglang_dspark.serving import mode, startup, upstream
 from sglang_dspark.serving.profile import Passes
 from sglang_dspark.step.build import build, obstacle, profile_key, refuse_broken, verify_everything
 from sglang_dspark.step.engine import ScheduleEngine
@@ -30,12 +31,19 @@ logger = logging.getLogger(__name__)
 
 
 def attach(worker: Any) -> StepState | None:
-    """Profile, calibrate and return the state of our step; None, logged, where it cannot run."""
+    """Profile, calibrate and return the state of our step; None, logged, where it cannot run.
+
+    Ends the server for a chain drafter where it cannot run.
+    """
     if not worker._hosts_draft:
         return None
     refuse_broken(worker)
     chosen = mode.choice()
     reason = chosen.reason if not chosen.ours else _obstacle(worker)
+    if reason is not None and context_of(worker) is not None:
+        startup.stop(
+            f"a drafter that runs once a token is served only where drafts are scheduled: {reason}"
+        )
     if reason is not None and (not chosen.ours or not worker._verify_planner.is_compact_mode):
         logger.info("sglang-dspark: mode %s (%s)", worker._verify_planner.mode_value, reason)
     elif reason is not None:

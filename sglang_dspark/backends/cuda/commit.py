@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from sglang_dspark.backends.cuda.chain_model import ChainModel
 from sglang_dspark.backends.cuda.draft_context import DraftContext, context_of, obstacle
 from sglang_dspark.kernels.commit_write import write_triton
 from sglang_dspark.kernels.platform import runs_on
@@ -71,10 +72,10 @@ class StepCommit:
 
     def context(self, device: torch.device) -> DraftContext | None:
         """Return the draft context, resolved again if weights or cache were replaced; None: SGLang
-        writes it."""
-        if not runs_on(device) or self.is_latent:
-            return None
+        writes it, or chain_context.py that of a chain drafter."""
         model, pool = self._injector.draft_model, self._pool
+        if not runs_on(device) or self.is_latent or isinstance(model, ChainModel):
+            return None
         if self._refused is not None and self._refused == (model, pool):
             return None
         if self._context is None or not self._context.holds(model, pool):

@@ -19,11 +19,13 @@ from sglang_dspark.backends.cuda.accept_plain import (
     samples_anchors,
     samples_as_plain,
 )
+from sglang_dspark.backends.cuda.chain_context import context_of
 from sglang_dspark.backends.cuda.commit import ContextRows
 from sglang_dspark.backends.cuda.compact_pass import compact_pass, strided
 from sglang_dspark.drafter.draft_confidence import draft_confidence
 from sglang_dspark.kernels.admission import admit_torch, admit_triton, terms_of
 from sglang_dspark.kernels.certainty import certainty_triton
+from sglang_dspark.kernels.pass_rows import PassRows
 from sglang_dspark.kernels.penalise import penalise_triton
 from sglang_dspark.kernels.platform import runs_on
 from sglang_dspark.serving import mode, upstream
@@ -82,6 +84,7 @@ class GraphDevice:
         )
         self._by_our_rule = StepAccept()
         self.committer = graph_epilogue.committer_of(worker)
+        self._chain = context_of(worker)
 
     def plain_step(self, batch: Any, publish: Callable[..., None] | None) -> Any | None:
         """Return None: a captured graph is the fast path."""
@@ -117,7 +120,9 @@ class GraphDevice:
         return bool(self.tiers) and tokens <= self.tiers[-1] and requests <= self.slots
 
     def begin_prefill(self, batch: Any) -> None:
-        """Do nothing: the context of a block drafter needs only features."""
+        """Record a prefill for a chain drafter; a block drafter's context needs only features."""
+        if self._chain is not None:
+            self._chain.begin_prefill(batch)
 
     def draft(self, batch: Any, window: Any, depth: int, seeds: Seeds | None) -> Any:
         """Draft by SGLang's proposer, in a graph where one was captured; depth is always gamma."""
@@ -260,9 +265,22 @@ class GraphDevice:
             if not verified.folded:  # its graphs commit if they accept
                 self._commit_latent(asked, verified, hidden, accepted)
             return
-        rows, injector = verified.rows, self._worker._kv_injector
-        slots = injector.ids_for(asked.window.kv_loc_plan, cols=rows.places)
-        self.committer.write(ContextRows(hidden, rows.positions, slots))
+        slots = self._worker._kv_injector.ids_for(
+            asked.window.kv_loc_plan, cols=verified.rows.places
+        )
+        self.write_context(
+            asked.batch, verified.rows, slots, hidden, asked.layout, accepted.commit_lens
+        )
+
+    def write_context(
+        self, batch: Any, rows: PassRows, slots: Tensor, hidden: Tensor, layout: Any, counts: Tensor
+    ) -> None:
+        """Write a pass's rows outside of its graph; arguments as for `ChainContext.commit`."""
+        if self._chain is None:
+            self.committer.write(ContextRows(hidden, rows.positions, slots))
+        else:
+            windows, owners = layout.qo_indptr_device, batch.req_pool_indices
+            self._chain.commit(rows, slots, hidden, windows, counts, owners)
 
     def _commit_latent(
         self, asked: VerifyInput, verified: VerifyOutput, hidden: Tensor, accepted: Any

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sglang_dspark.backends.cuda.chain_model import ChainHead
 from sglang_dspark.backends.cuda.reduced_vocabulary import reduced_of
 from sglang_dspark.kernels.markov_blocks import Blocks, Noise, mixing_of, why_not
 from sglang_dspark.kernels.markov_sample import markov_triton
@@ -47,11 +48,10 @@ class DraftSteps:
         steps = original if reduced is None else reduced.draft
         if not runs_on(block["base_logits"].device) or not mode.choice().ours:
             return steps(**block)
-        if theirs_is_quicker(**block):
+        head = block["markov_head"]
+        if isinstance(head, ChainHead) or theirs_is_quicker(**block) or not self._fits:
             return steps(**block)
-        if not self._fits:
-            return steps(**block)
-        reason = obstacle(block["markov_head"], block["tp_sync"])
+        reason = obstacle(head, block["tp_sync"])
         given = blocks(**block) if reason is None else None
         reason = reason if given is None else why_not(given)
         if given is None or reason is not None:

@@ -18,7 +18,6 @@ from torch import Tensor
 
 from sglang_dspark.backends.cuda import graph_epilogue
 from sglang_dspark.backends.cuda.accept_warm_up import Shape, warm_up
-from sglang_dspark.backends.cuda.commit import ContextRows
 from sglang_dspark.backends.cuda.compact_pass import (
     index_rows,
     padded_layout,
@@ -148,6 +147,12 @@ class GraphPasses:
         padded = padded_layout(layout, rows, self.gamma + 1)
         outputs = ragged_forward(worker, batch, padded, ragged_window_of(rows))
         if not (asked.accepts_in_graph and graph_epilogue.commits(epilogue)):
-            written = ContextRows(outputs.hidden_states, rows.positions, rows.slots)
-            self._device.committer.write(written)
+            self._device.write_context(
+                batch,
+                rows,
+                rows.slots,
+                outputs.hidden_states,
+                layout,
+                torch.ones_like(layout.verify_lens),
+            )
         return outputs

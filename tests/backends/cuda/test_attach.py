@@ -180,7 +180,12 @@ def test_a_worker_is_scheduled_or_verifies_every_draft_or_is_left_alone(
     planner = SimpleNamespace(is_compact_mode=compact, mode_value="compact")
     epilogue = SimpleNamespace(**{attach.graph_epilogue._TAIL: object()})
     executor = SimpleNamespace(verify_epilogue=epilogue)
-    worker = SimpleNamespace(_hosts_draft=hosts, _verify_planner=planner, _verify_executor=executor)
+    worker = SimpleNamespace(
+        _hosts_draft=hosts,
+        _verify_planner=planner,
+        _verify_executor=executor,
+        draft_model=object(),
+    )
     state = attach.attach(worker)
     assert (executor.verify_epilogue is None) == ("all verified" in done)
     assert state == ("taken over" if "taken over" in done else None)
@@ -190,6 +195,21 @@ def test_a_worker_is_scheduled_or_verifies_every_draft_or_is_left_alone(
     for line in lines:
         assert (why or "as asked") in line
         assert ("every draft is verified" in line) == ("all verified" in done)
+
+
+@pytest.mark.parametrize(("ours", "why"), [(True, "no lengths"), (False, None)])
+def test_a_chain_drafter_that_is_not_scheduled_ends_the_start(
+    ours: bool, why: str | None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """SGLang's own step would draft from the wrong positions."""
+    monkeypatch.setattr(attach, "refuse_broken", lambda worker: None)
+    monkeypatch.setattr(attach, "_obstacle", lambda worker: why)
+    chosen = SimpleNamespace(ours=ours, reason="as asked")
+    monkeypatch.setattr(attach.mode, "choice", lambda: chosen)
+    monkeypatch.setattr(attach, "context_of", lambda worker: object())
+    with pytest.raises(SystemExit):
+        attach.attach(SimpleNamespace(_hosts_draft=True))
+    assert f"only where drafts are scheduled: {why or 'as asked'}" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,6 +14,7 @@ pytest.importorskip("sglang")
 
 from sglang_dspark.backends.cuda import passes
 from sglang_dspark.backends.cuda.accept_warm_up import Shape
+from sglang_dspark.backends.cuda.device import GraphDevice
 from sglang_dspark.backends.cuda.passes import GraphPasses
 from sglang_dspark.serving.profile_passes import draft_once
 
@@ -224,6 +226,8 @@ def test_a_made_up_pass_writes_its_rows_once(
     epilogue = SimpleNamespace(begin_step=lambda lens, armed: None)
     worker._verify_executor = SimpleNamespace(verify_epilogue=epilogue)
     device.committer = SimpleNamespace(write=written.append)  # type: ignore[assignment]
+    device._chain = None
+    device.write_context = partial(GraphDevice.write_context, device)  # type: ignore[method-assign]
     outputs = SimpleNamespace(hidden_states=torch.arange(10.0)[:, None])
     monkeypatch.setattr(passes, "ragged_forward", lambda *_: outputs)
     rows, lens = torch.tensor([1, 3, 2]), torch.tensor([8, 5, 9])

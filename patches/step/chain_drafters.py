@@ -1,27 +1,29 @@
-"""Serve a chain drafter (Eagle3, MTP) by DSPARK on a CPU, so that its drafts are scheduled.
+"""Serve a chain drafter (Eagle3, MTP) by DSPARK, so that its drafts are scheduled.
 
 Upstream: sglang/srt/speculative/dspark_components/dspark_config.py reads a block, a mask token and
 a Markov head from a drafter's config.json; a chain drafter has none. In a server with DSPARK our
-class (backends/cpu/chain_draft.py) replaces that of its architecture in
-sglang/srt/models/registry.py. A target whose layers are not captured returns its last hidden state,
-which MTP reads.
+class (backends/cpu/chain_draft.py, backends/cuda/chain_model.py) replaces that of its architecture
+in sglang/srt/models/registry.py. A target whose layers are not captured returns its last hidden
+state, which MTP reads.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any
 
 from sglang_dspark.families.chain.served import EAGLE3, MTP, chain_gamma, is_chain
 from sglang_dspark.families.eagle3.model import named_layers, usual_layers
 from sglang_dspark.patches.seam import Seams
 from sglang_dspark.serving import upstream
+from sglang_dspark.serving.startup import active_device
 
-SEAMS = Seams(device="cpu")
+SEAMS = Seams()
 
 
 @SEAMS.around(
-    "cpu-chain-config",
+    "chain-config",
     "sglang.srt.speculative.dspark_components.dspark_config.parse_dspark_draft_config",
     why="upstream's DSPARK refuses a drafter without a Markov head",
 )
@@ -47,7 +49,7 @@ def chain_config(original: Callable[..., Any], *, draft_hf_config: Any) -> Any:
 
 
 @SEAMS.after(
-    "cpu-chain-features",
+    "chain-features",
     "sglang.srt.model_executor.model_runner_components.spec_aux_hidden_state."
     "resolve_spec_aux_hidden_state_config",
     signature="(*, server_args, model_config, spec_algorithm, is_draft_worker)",
@@ -70,14 +72,14 @@ def choose_features(config: Any, *, model_config: Any, **unused: Any) -> Any:
 
 
 @SEAMS.before(
-    "cpu-chain-model",
+    "chain-model",
     "sglang.srt.models.registry._ModelRegistry.is_arch_supported",
     signature="(self, architecture)",
     why="upstream's class of the architecture works with another worker alone",
 )
 def use_chain_model(registry: Any, architecture: str) -> None:
     """Replace upstream's class by ours for DSPARK (BEFORE hook of `is_arch_supported`)."""
-    if architecture in (EAGLE3, MTP) and upstream.get_spec().speculative_algorithm == "DSPARK":
-        from sglang_dspark.backends.cpu.chain_draft import ChainModel
-
-        registry.models[architecture] = ChainModel
+    if architecture not in (EAGLE3, MTP) or upstream.get_spec().speculative_algorithm != "DSPARK":
+        return
+    backend = "cpu.chain_draft" if active_device() == "cpu" else "cuda.chain_model"
+    registry.models[architecture] = import_module(f"sglang_dspark.backends.{backend}").ChainModel
