@@ -23,7 +23,7 @@ pytestmark = pytest.mark.xdist_group("accept-greedy")
 
 pytest.importorskip("sglang")
 
-FEW, MANY = 160, 400  # steps, of 5 requests on average
+FEW, MANY = 100, 400  # steps, of 5 requests on average
 
 
 @pytest.fixture(scope="module", params=[FEW, pytest.param(MANY, marks=pytest.mark.slow)])

@@ -20,7 +20,7 @@ from tests.kernels.accept_reference import reference, undecided
 from tests.kernels.processes import EVERY, output_of
 
 ALARM = 1e-4
-FEW, MANY = 12, 250  # odd steps of parity, besides six large ones
+FEW, MANY = 8, 250  # odd steps of parity, besides six large ones
 
 
 def asked(*arguments: str) -> dict[str, Any]:

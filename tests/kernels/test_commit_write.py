@@ -16,7 +16,7 @@ from tests.kernels.processes import output_of
 # One process: the module computes its results once, slowly.
 pytestmark = pytest.mark.xdist_group("commit-write")
 
-FEW, MANY = 80, 2000  # launches
+FEW, MANY = 40, 2000  # launches
 
 
 @pytest.fixture(scope="module", params=[FEW, pytest.param(MANY, marks=pytest.mark.slow)])

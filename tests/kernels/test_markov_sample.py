@@ -28,7 +28,7 @@ from tests.kernels.processes import EVERY, ROOT, output_of
 
 ALARM = 1e-4
 ONE = torch.ones(1)
-FEW, MANY = 24, 800  # odd batches of parity, beside a dozen large ones
+FEW, MANY = 12, 800  # odd batches of parity, beside a dozen large ones
 
 
 def asked(*arguments: str) -> dict:

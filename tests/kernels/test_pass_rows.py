@@ -15,7 +15,7 @@ from sglang_dspark.kernels.pass_rows import rows_torch
 from tests.kernels.pass_row_shapes import passes
 from tests.kernels.processes import output_of
 
-FEW, MANY = 200, 2000  # passes
+FEW, MANY = 100, 2000  # passes
 
 
 @pytest.mark.parametrize("count", [FEW, pytest.param(MANY, marks=pytest.mark.slow)])

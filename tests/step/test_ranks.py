@@ -14,7 +14,7 @@ from tests.step.ranks import ALONE, RANKS, rank_main
 # One process: its module is slow to set up.
 pytestmark = pytest.mark.xdist_group("plan-ranks")
 
-STEPS = 10_000
+STEPS = 4_000
 LIMIT = 1800  # seconds for all of them; a rank that waits for another raises sooner
 
 

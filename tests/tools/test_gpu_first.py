@@ -18,7 +18,7 @@ from sglang_dspark.loadtest.servers.server import ServerProcess, ServerSpec
 from sglang_dspark.ports import free_port
 from tests.tools.kit_runs import ROOT, dry_run, kit
 from tools.gpu.kit import rounds
-from tools.gpu.kit.first import add, measured, start_two
+from tools.gpu.kit.first import ATTENDED, add, measured, start_two
 from tools.gpu.kit.ladder import RUNGS, Ladder
 from tools.gpu.kit.models import TINY, ready
 from tools.gpu.kit.preflight import checked
@@ -308,6 +308,14 @@ def judge_steps(found: dict[str, Any]) -> None:
     assert traced["ours_us"] > 0
 
 
+def judge_attending(found: dict[str, Any]) -> None:
+    """By a drafter of blocks and by one that runs once a token."""
+    rows = [row for row in found["metrics"]["rows"] if "attending" in row]
+    assert [row["drafter"] for row in rows] == ["dspark"] * len(ATTENDED) + ["mtp"] * len(ATTENDED)
+    for row in rows:
+        assert row["equal"] + row["near_ties"] == row["requests"]
+
+
 @pytest.mark.slow
 @pytest.mark.server
 def test_the_whole_stage_runs_here(tmp_path: Path) -> None:
@@ -318,6 +326,7 @@ def test_the_whole_stage_runs_here(tmp_path: Path) -> None:
     judge_steps(found)
     drawn = {row["sampled"] for row in found["metrics"]["rows"] if "sampled" in row}
     assert drawn == {*KINDS, MIXED}
+    judge_attending(found)
     assert unpack_names(tmp_path / "out" / "logs-1.tar.xz") >= {"plain.log", "rung-0/dspark.log"}
 
 
@@ -364,9 +373,11 @@ def test_the_whole_stage_runs_the_gpus_side_of_the_step(
     monkeypatch.setenv("DSPARK_REHEARSAL", str(tmp_path))
     monkeypatch.setenv("PYTHONPATH", str(ROOT / "tests" / "rehearsal" / "site"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # planted step times stay here
+    monkeypatch.setenv("SGLANG_RAGGED_VERIFY_MODE", "compact")  # as a start on CUDA sets it
     found = dry_run(tmp_path / "out", "first")["first"]
     judge_rounds(found)
     judge_steps(found)
+    judge_attending(found)
     tiers = [row for row in found["metrics"]["rows"] if "tier" in row]
     assert sum(row["drafted"] for row in tiers) > 0
     assert all(abs(row["startup_off"]) < 0.05 for row in tiers), "time there is planted"

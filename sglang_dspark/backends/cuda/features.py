@@ -196,6 +196,10 @@ SCHEDULED = (
         "a drafter without a confidence head",
         "scheduled; confidence is estimated from the largest probability of each draft position",
     ),
+    (
+        "a drafter that runs once a token (Eagle3, MTP), on one rank",
+        "scheduled by estimated confidence; its steps are in the draft's graph, always gamma deep",
+    ),
     ("a block whose first row drafts nothing (`sample_from_anchor: false`)", "scheduled"),
     (
         "a drafter with experts, residual streams or a window (`DSparkMoEModel`)",

@@ -30,7 +30,7 @@ from tests.backends.cpu.draft_world import ALL, settings
 from tests.kernels.interpreter import patch_language_once
 from tests.step.test_step_accept import GAMMA, batch, needing, spread
 
-REQUESTS = 16
+REQUESTS = 9
 OPERATORS = {"block": "accept_block_triton", "token": "accept_triton"}
 LISTED = "accept_listed_triton"
 LISTS = (4, 8)  # shorter than the vocabulary, so that some are incomplete

@@ -4,8 +4,8 @@ Servers start once. In order, each result printed at once: checks of the machine
 kernels compile; the scheduled server and plain decoding, started together; right tokens and speed
 at every load; then MTP-1 and SGLang's own DSPARK, and rounds of all four in turn, greedy and
 sampled; step times and traces; sampled requests of every kind; a target whose layers attend, served
-with drafts and without. A scheduled server that fails is started by the next rung of `ladder.py`;
-the other servers are still measured.
+with drafts, of a block and of MTP, and without. A scheduled server that fails is started by the
+next rung of `ladder.py`; the other servers are still measured.
 Without a GPU a tiny target is served on the CPU, and the output has `measured: false`.
 """
 
@@ -55,6 +55,7 @@ ATTENDED = (1, 8, 48)
 _MEMORY = ("--mem-fraction-static=0.9", "--max-total-tokens=32768")
 # Seconds reserved for later parts.
 _TRACES_S, _ATTENDING_S, _END_S = 40.0, 90.0, 10.0
+_CHAIN_S = 60.0  # for a server of a drafter that runs once a token, if so much is left
 _COMPILE_S = 120.0
 
 
@@ -242,7 +243,10 @@ def steps(stage: Stage, server: ServerProcess, ladder: Ladder, drafter: Path) ->
 
 
 def attend(stage: Stage) -> bool:
-    """Serve the attending target with drafts and without; return whether greedy answers agree."""
+    """Serve the attending target with drafts, of a block and of a chain, and without.
+
+    Returns whether greedy answers agree.
+    """
     users, shape = ATTENDED, ATTENDING[stage.device]
     models = ready(stage.home, shape, stage.device, ATTENDS)
     drafters, logs = {"dspark": models / "dspark"}, stage.logs / "attending"
@@ -256,17 +260,37 @@ def attend(stage: Stage) -> bool:
         up = start_two(ladder, plain)
         if len(up) < 2:
             return False
-        target = models / "target"
-        rows = []
-        for row in agreement(up[PLAIN], up[SCHEDULED], target, users, stage.device):
-            say(row=row)
-            rows.append(row)
-            if "failed" in row:
-                print(f"attending, {row['attending']} users: {row['failed']}", file=sys.stderr)
-        return passes(rows) and ladder.is_default
+        passed = agree(stage, models, up[PLAIN], up[SCHEDULED], "dspark") and ladder.is_default
+        ladder.stop()
+        if stage.left() < _CHAIN_S:
+            say(row={"attending": "none", "drafter": "mtp", "why": f"{stage.left():.0f} s left"})
+            return passed
+        chain = server_of(
+            SCHEDULED, models / "target", {"dspark": models / "mtp"}, stage.device, users, logs
+        )
+        chained = ServerProcess(replace(_shared(stage, chain), name="mtp-scheduled"), logs)
+        try:
+            chained.start()
+            whole = add(up, chained.spec.name, chained, stage.left() - _END_S)
+            return whole and agree(stage, models, up[PLAIN], chained, "mtp") and passed
+        finally:
+            chained.stop()
     finally:
         ladder.stop()
         plain.stop()
+
+
+def agree(
+    stage: Stage, models: Path, plain: ServerProcess, scheduled: ServerProcess, drafter: str
+) -> bool:
+    """Print a row for each load of the two servers; return whether their greedy answers agree."""
+    rows = []
+    for row in agreement(plain, scheduled, models / "target", ATTENDED, stage.device):
+        say(row=row | {"drafter": drafter})
+        rows.append(row)
+        if "failed" in row:
+            print(f"attending, {row['attending']} users: {row['failed']}", file=sys.stderr)
+    return passes(rows)
 
 
 def _shared(stage: Stage, spec: ServerSpec) -> ServerSpec:
