@@ -55,7 +55,7 @@ def checked(
     monkeypatch.setattr(drafter_check, "_target", lambda *_: target)
     chosen: list[Any] = []
     monkeypatch.setattr(drafter_check, "_choose_mode", lambda *given: chosen.append(given))
-    # What stands in the way of any drafter is tests/backends/cuda/test_features.py's.
+    # Obstacles of any drafter are tested in tests/backends/cuda/test_features.py.
     monkeypatch.setattr(
         drafter_check, "obstacle", lambda _, args: "lora_paths" if args.lora_paths else None
     )
