@@ -64,7 +64,7 @@ class ChainContext:
         )
         first, owners = ends[:-1], batch.req_pool_indices.long()
         begins = positions[first]
-        goes_on = (self._ends[owners] == begins) & mine.bool() & (begins > 0)  # the next chunk
+        goes_on = (self._ends[owners] == begins) & mine.bool()  # the next chunk
         tokens = batch.input_ids[: len(positions)].long()
         self._write(tokens, states, positions, slots, first, owners, goes_on)
         last = ends[1:] - 1
@@ -77,13 +77,13 @@ class ChainContext:
     ) -> None:  # fmt: skip
         """Write the entries of a verify pass, and keep the state of each last accepted row.
 
-        slots: [T], of the draft's cache. hidden: [T, w]. indptr: [R + 1] int32, of the windows.
-        counts: [R], rows that were accepted, the anchor included. owners: [R], pool rows.
+        slots: [T], of the draft's cache, 0 for rows without a request. hidden: [T, w]. indptr: [R +
+        1] int32, of the windows. counts: [R], rows that were accepted, the anchor included. owners:
+        [R], pool rows.
         """
         first, owners = indptr[:-1].long(), owners.long()
         known = torch.ones_like(owners, dtype=torch.bool)
-        taken = torch.where(rows.places >= 0, slots.long(), 0)
-        self._write(rows.ids, hidden, rows.positions, taken, first, owners, known)
+        self._write(rows.ids, hidden, rows.positions, slots.long(), first, owners, known)
         last = first + counts.long() - 1
         self._wait(owners, hidden[last], rows.positions[last] + 1)
 

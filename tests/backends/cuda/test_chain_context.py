@@ -120,6 +120,8 @@ def test_entries_of_prompts_and_steps_are_the_references(kind: str) -> None:
     others = torch.ones(SLOTS, dtype=torch.bool).index_fill_(0, owned.long(), False)
     others[0] = False
     assert world.pool.keys[others].eq(HELD).all(), "slots of other requests"
+    behind = world.table[2, int(lens[2]) - 1 :].long()
+    assert world.pool.keys[behind].eq(HELD).all(), "a row that fills a graph was written"
 
 
 def test_the_state_of_another_request_is_not_continued() -> None:
