@@ -121,15 +121,25 @@ def _check_chain(
     target = _target(server_args, args)
     if architecture == EAGLE3:
         layers = check_eagle3(path, target, weights=weights).target_layer_ids
-        if list(layers) != sorted(set(layers)) or layers[0] < 0:
-            raise DSparkError(
-                f"drafter {path} reads the target's layers {list(layers)}, which SGLang returns "
-                f"once each and in ascending order; {alternative}"
-            )
+        _require_layers(path, layers, args, alternative)
         _require_features(path, target)
         require_readable_layers(path, layers, target)
     else:
         check_mtp(path, target, weights=weights)
+
+
+def _require_layers(path: Path, layers: tuple[int, ...], args: Any, alternative: str) -> None:
+    """Require layers that SGLang returns, and that its class projects on a GPU."""
+    if list(layers) != sorted(set(layers)) or layers[0] < 0:
+        raise DSparkError(
+            f"drafter {path} reads the target's layers {list(layers)}, which SGLang returns "
+            f"once each and in ascending order; {alternative}"
+        )
+    if len(layers) == 1 and str(args.device) != "cpu":
+        raise DSparkError(
+            f"drafter {path} reads one layer of the target, whose features SGLang's class does "
+            f"not project on a GPU; {alternative}"
+        )
 
 
 def _require_features(path: Path, target: Target) -> None:
@@ -283,6 +293,10 @@ def _unscheduled(server_args: Any, args: Any) -> str | None:
         return mode.choice().reason
     if args.enable_unified_memory:
         return "its context is not kept in a unified memory pool; remove --enable-unified-memory"
+    if args.speculative_draft_window_size is not None:
+        return "its attention has no window; remove --speculative-draft-window-size"
+    if args.speculative_draft_attention_backend == "trtllm_mha":
+        return "trtllm_mha was not tried with it; set another --speculative-draft-attention-backend"
     return obstacle(server_args, args)
 
 

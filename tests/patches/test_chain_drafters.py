@@ -34,6 +34,8 @@ LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
 USUAL = {
     "device": "cpu",
     "enable_unified_memory": False,
+    "speculative_draft_window_size": None,
+    "speculative_draft_attention_backend": None,
     "lora_paths": None,
     "tp_size": 1,
     "model_path": "target",
@@ -148,6 +150,16 @@ def test_the_target_returns_what_the_drafter_reads(
         ({"device": "cuda"}, FITS, None),
         ({"device": "cuda:1"}, FITS, None),
         ({"device": "xpu"}, FITS, "the device is xpu; --speculative-algorithm EAGLE"),
+        (
+            {"device": "cuda", "speculative_draft_window_size": 9},
+            FITS,
+            "remove --speculative-draft",
+        ),
+        (
+            {"device": "cuda", "speculative_draft_attention_backend": "trtllm_mha"},
+            FITS,
+            "set another --speculative-draft-attention",
+        ),
         ({"device": "cuda", "enable_unified_memory": True}, FITS, "remove --enable-unified"),
         (
             {"device": "cuda", "tp_size": 2},
@@ -240,6 +252,19 @@ def test_new_weights_replace_all_that_was_copied(
     assert torch.equal(model.drafter.embed_weight, head.weight)
     if kind == "mtp":
         assert torch.equal(model.drafter.head_weight, head.weight[4:8])
+
+
+def test_one_layer_of_features_is_refused_on_a_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SGLang's class takes features as wide as the embedding for its own output."""
+    drafter = random_drafter("eagle3", VOCAB)
+    object.__setattr__(drafter.config, "target_layer_ids", (1,))
+    drafter.fc = torch.nn.Linear(WIDTH, WIDTH, bias=False)
+    save_eagle3(drafter, tmp_path)
+    checked(tmp_path, monkeypatch)
+    with pytest.raises(DSparkError, match="reads one layer of the target"):
+        checked(tmp_path, monkeypatch, device="cuda")
 
 
 def test_a_target_without_features_is_refused(

@@ -144,7 +144,8 @@ class ChainContext:
 
     def prefill(self, features: Tensor, positions: Tensor, slots: Tensor) -> None:
         """Write the entries of a prefill: features [n, m*d], positions and slots [n] int64."""
-        batch, tokens = self._prefill, self._prefill.input_ids.long()
+        batch, last_id = self._prefill, self.drafter.config.vocab_size - 1
+        tokens = batch.input_ids.long().clamp(0, last_id)  # places of images have ids outside
         lens, rows = torch.tensor(batch.extend_lens), batch.req_pool_indices.long()
         last = lens.cumsum(0) - 1  # [R], last packed row of each request
         first = last - lens + 1

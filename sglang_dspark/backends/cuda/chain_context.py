@@ -38,11 +38,13 @@ class ChainContext:
         """Use the pools of `worker`, upstream's, before its graphs are captured."""
         self._worker, self._model = worker, worker.draft_model
         self._pool = worker.draft_model_runner.token_to_kv_pool
-        self._table = worker.model_runner.req_to_token_pool.req_to_token  # [rows, context]
-        device, rows = self._table.device, len(self._table)
+        table = worker.model_runner.req_to_token_pool.req_to_token  # [rows, context]
+        device, rows = table.device, len(table)
         width, dtype = self._model.state_width, worker.model_runner.dtype
         self.waiting = torch.zeros(rows, width, dtype=dtype, device=device)
-        self._ends = torch.zeros(rows, dtype=torch.int64, device=device)  # after the states
+        # Positions after the states, and their slots: behind a pass's launch the scheduler may give
+        # a row of the table to another request.
+        self._ends, self._slots = torch.zeros(2, rows, dtype=torch.int64, device=device)
         self._owners: dict[int, str] = {}  # pool row: id of the request whose state waits
         self._prefill: Any = None
 
@@ -65,10 +67,12 @@ class ChainContext:
         first, owners = ends[:-1], batch.req_pool_indices.long()
         begins = positions[first]
         goes_on = (self._ends[owners] == begins) & mine.bool()  # the next chunk
-        tokens = batch.input_ids[: len(positions)].long()
+        # Places of images have ids outside the vocabulary.
+        last_id = int(self._model.config.vocab_size) - 1
+        tokens = batch.input_ids[: len(positions)].long().clamp(0, last_id)
         self._write(tokens, states, positions, slots, first, owners, goes_on)
         last = ends[1:] - 1
-        self._wait(owners, states[last], positions[last] + 1)
+        self._wait(owners, states[last], positions[last], slots[last])
 
     @torch.no_grad()
     def commit(
@@ -85,7 +89,7 @@ class ChainContext:
         known = torch.ones_like(owners, dtype=torch.bool)
         self._write(rows.ids, hidden, rows.positions, slots.long(), first, owners, known)
         last = first + counts.long() - 1
-        self._wait(owners, hidden[last], rows.positions[last] + 1)
+        self._wait(owners, hidden[last], rows.positions[last], slots[last].long())
 
     def _write(
         self, tokens: Tensor, states: Tensor, positions: Tensor, slots: Tensor,
@@ -95,19 +99,18 @@ class ChainContext:
 
         first: [R], a request's first row, before which its waiting state belongs where `known`.
         """
-        before = positions[first] - 1  # [R]
         states, at = states.roll(1, 0), slots.roll(1, 0)
         states[first] = self.waiting[owners].to(states.dtype)
-        at[first] = torch.where(known, self._table[owners, before.clamp(min=0)].long(), 0)
+        at[first] = torch.where(known, self._slots[owners], 0)
         at = torch.where(slots > 0, at, 0)
         at_state = (positions - 1).clamp(min=0)
         keys, values = self._model.keys_values(tokens, states, at_state)
         attention = self._model.inner.model.layers[0].self_attn.attn.attn
         self._pool.set_kv_buffer(attention, upstream.KVWriteLoc(at, None), keys, values)
 
-    def _wait(self, owners: Tensor, states: Tensor, ends: Tensor) -> None:
+    def _wait(self, owners: Tensor, states: Tensor, positions: Tensor, slots: Tensor) -> None:
         self.waiting[owners] = states.to(self.waiting.dtype)
-        self._ends[owners] = ends
+        self._ends[owners], self._slots[owners] = positions + 1, slots
 
     def propose(self, original: Any, *, batch: Any, verify_window: Any, **options: Any) -> Any:
         """Call upstream's `propose` on windows that begin with the position before the anchor."""

@@ -121,6 +121,8 @@ class ChainModel(nn.Module):
         """Make SGLang's model of `config`, the checkpoint's as Transformers parses it."""
         super().__init__()
         self.config = config
+        if getattr(config, "draft_vocab_size", None) is None:  # SGLang's Eagle3 reads it
+            config.draft_vocab_size = config.vocab_size
         self.reads_features = config.architectures[0] == EAGLE3
         made = (
             upstream.LlamaForCausalLMEagle3
@@ -154,7 +156,7 @@ class ChainModel(nn.Module):
                     if self.draft_ids is None:
                         self.draft_ids = ids.to(self.inner.model.fc.weight.device)
                     self.draft_ids.copy_(ids)  # in place, as graphs read them
-                elif not name.endswith("t2d"):
+                elif not name.endswith(("t2d", "embed_tokens.weight")):  # that is the target's
                     yield name, tensor
 
         self.inner.load_weights(others())
@@ -164,7 +166,8 @@ class ChainModel(nn.Module):
         self.inner.model.embed_tokens, self.lm_head = embed_tokens, lm_head
         if not self.reads_features:
             self.inner.lm_head = lm_head
-            if self.draft_ids is not None and lm_head.weight.is_floating_point():
+            plain = lm_head.weight.dtype in (torch.float32, torch.bfloat16, torch.float16)
+            if self.draft_ids is not None and plain:
                 self.head_rows = lm_head.weight.detach()[self.draft_ids]
         self.base = self.inner.model.fc.weight.new_zeros(int(self.config.vocab_size))
         self.attach_again()

@@ -45,7 +45,10 @@ class World:
         attn = SimpleNamespace(attn=SimpleNamespace(attn="radix attention"))
         inner = SimpleNamespace(model=SimpleNamespace(layers=[SimpleNamespace(self_attn=attn)]))
         model = SimpleNamespace(
-            state_width=self.drafter.state_width, keys_values=self.drafter.context_kv, inner=inner
+            state_width=self.drafter.state_width,
+            keys_values=self.drafter.context_kv,
+            inner=inner,
+            config=self.drafter.config,
         )
         self.table = 1 + torch.randperm(SLOTS - 1)[: ROWS * LONGEST].view(ROWS, LONGEST).int()
         pools = SimpleNamespace(req_to_token=self.table)
@@ -122,6 +125,15 @@ def test_entries_of_prompts_and_steps_are_the_references(kind: str) -> None:
     assert world.pool.keys[others].eq(HELD).all(), "slots of other requests"
     behind = world.table[2, int(lens[2]) - 1 :].long()
     assert world.pool.keys[behind].eq(HELD).all(), "a row that fills a graph was written"
+
+
+def test_places_of_images_are_no_tokens() -> None:
+    """SGLang gives them ids of a million and more; the embedding has no such rows."""
+    world = World("eagle3")
+    world.tokens[0, 2] = 1_000_000
+    world.prefill([0], [0], [5])
+    world.tokens[0, 2] = VOCAB - 1
+    world.check(torch.tensor([0]), torch.tensor([5]))
 
 
 def test_the_state_of_another_request_is_not_continued() -> None:
@@ -216,7 +228,9 @@ def test_an_update_renews_copies_where_graphs_read_them(monkeypatch: pytest.Monk
     model = ChainModel(config)
     assert (model.state_width, model.reads_features) == (WIDTH, False)
     first, second = (torch.tensor(ids) for ids in ([0, 3, 4], [1, 3, 9]))
-    model.load_weights([("d2t", first - torch.arange(3)), ("t2d", first), ("fc.weight", first)])
+    assert config.draft_vocab_size == 10
+    ours, targets = ("fc.weight", first), ("model.embed_tokens.weight", first)
+    model.load_weights([("d2t", first - torch.arange(3)), ("t2d", first), ours, targets])
     assert model.inner.loaded == ["fc.weight"]
     head = nn.Linear(WIDTH, 12, bias=False)  # padded
     model.attach_shared_modules(embed_tokens="embedding", lm_head=head)
