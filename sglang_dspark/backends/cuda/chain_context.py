@@ -7,8 +7,9 @@ value is read back to the host.
 
 Rejected rows are written, too: as in commit.py, a slot is written again before it is read. A row
 without a request, and the first entry of a request whose state does not wait, go to slot 0, which
-no request owns. A prefix that is found in the cache ends with the first request's next token;
-acceptance drops a little there and the output is unchanged.
+no request owns. A prefix that is found in the cache ends with the first request's next token, or
+with an older entry if that request ended there; acceptance drops a little and the output is
+unchanged.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from torch import Tensor
 from sglang_dspark.backends.cuda.chain_model import ChainModel
 from sglang_dspark.kernels.pass_rows import PassRows
 from sglang_dspark.serving import upstream
+from sglang_dspark.step.verify import window_of
 
 
 class ChainContext:
@@ -119,18 +121,7 @@ class ChainContext:
         if batch.seq_lens_cpu is not None:
             earlier.seq_lens_cpu = batch.seq_lens_cpu - 1
         worker = self._worker
-        window = upstream.alloc_verify_window(
-            batch=earlier,
-            bs=options["bs"],
-            device=options["device"],
-            verify_num_draft_tokens=worker.verify_num_draft_tokens,
-            block_pos_offsets=worker._block_pos_offsets,
-            model_runner=worker.model_runner,
-            # A bound, as `window_of` has it.
-            seq_lens_cpu=batch.seq_lens_cpu
-            if batch.seq_lens_cpu is not None
-            else batch.spec_info.nxt_kv_lens_cpu,
-        )
+        window = window_of(worker, earlier)
         with _eager_without(worker._proposer._draft_sampler, worker.draft_model_runner):
             return original(batch=earlier, verify_window=window, **options)
 
